@@ -1,0 +1,1 @@
+"""The optional CUDA backend on numba-cuda."""

@@ -1,0 +1,1 @@
+"""The Apple Silicon backend on MLX, with Metal kernels."""

@@ -1,0 +1,1 @@
+"""Requests, blocks, scheduler, sampling and the engine step."""

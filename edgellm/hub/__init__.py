@@ -1,0 +1,1 @@
+"""Names, store, pull and plan."""

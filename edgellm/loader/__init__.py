@@ -1,0 +1,1 @@
+"""Reads GGUF files: our own parser, memory-mapped tensors, shards."""

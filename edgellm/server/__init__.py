@@ -1,0 +1,1 @@
+"""The HTTP endpoint: Ollama, OpenAI and Anthropic routes."""

@@ -1,0 +1,87 @@
+"""What a GGUF file's metadata says about a model, as plain data. Imports nothing of ours but L0: the planner and the
+engine read shapes, windows and cache kinds from here without loading a backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["CacheGroup", "ModelConfig", "RopeConfig"]
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """Layers that share one block table. `kind`: "full" or "window" (to come: "recurrent", a fixed-size state)."""
+
+    kind: str
+    layers: tuple[int, ...]
+    window: int = 0
+    """Positions a row sees, itself included; 0 for full attention."""
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """One rotary table: base, scaling and dimensions as the file (or the architecture) gives them."""
+
+    n_dims: int
+    base: float = 10000.0
+    adjacent: bool = True
+    scaling: str = "none"
+    """"none", "linear", "yarn" or "longrope"; llama3 factors come as the tensor `rope_freqs.weight`."""
+    factor: float = 1.0
+    original_context: int = 0
+    attn_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    extrapolation: float = 1.0
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape and constants of one model. Per-layer tuples have n_layers entries."""
+
+    arch: str
+    n_layers: int
+    dim: int
+    n_heads: int
+    n_kv_heads: int
+    k_dim: int
+    """head_dim of q and k."""
+    v_dim: int
+    ffn_dim: int
+    vocab_size: int
+    context_length: int
+    """Trained length."""
+    norm_eps: float
+    rope: RopeConfig
+    rope_local: RopeConfig | None = None
+    """Table of windowed layers, where it differs (gemma3)."""
+    windows: tuple[int, ...] = ()
+    """Window per layer, 0 = full attention."""
+    rope_layers: tuple[bool, ...] = ()
+    """False for layers without rotary embedding (NoPE)."""
+    attn_scale: float = 0.0
+    attn_softcap: float = 0.0
+    logit_softcap: float = 0.0
+    logit_scale: float = 1.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    n_experts: int = 0
+    n_experts_used: int = 0
+    expert_ffn_dim: int = 0
+    causal: bool = True
+    pooling: str = ""
+    """"", "mean", "cls" or "last": how embeddings are pooled where the file says so."""
+    extra: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def cache_groups(self) -> tuple[CacheGroup, ...]:
+        """Layers grouped by window: one block table each, full attention first."""
+        windows = self.windows or (0,) * self.n_layers
+        return tuple(
+            CacheGroup("window" if w else "full", tuple(i for i, x in enumerate(windows) if x == w), w)
+            for w in sorted(set(windows))
+        )
+
+    def group_of(self, layer: int) -> int:
+        """Index into `cache_groups` of a layer."""
+        return next(g for g, group in enumerate(self.cache_groups) if layer in group.layers)

@@ -1,0 +1,1 @@
+"""Tests, foldered by the part they test; `support` holds what several of them share."""

@@ -1,0 +1,1 @@
+"""Shared by tests: file writers that can lie, scripted models, local servers."""
