@@ -77,7 +77,7 @@ QUANT_TABLE: dict[GGMLType, TypeInfo] = {
     GGMLType.Q3_K: TypeInfo(
         256,
         110,
-        "32 bytes of high bits; 64 of 2-bit q; 12 bytes of 6-bit scales; f16 d; w = d (sc - 32) q, q less 4 without high bit",
+        "32 bytes high bits; 64 of 2-bit q; 12 of 6-bit scales; f16 d; w = d (sc - 32) (q, less 4 without high bit)",
     ),
     GGMLType.Q4_K: TypeInfo(
         256, 144, "f16 d, f16 dmin; 12 bytes: 8 x 6-bit scale and min; 128 bytes of nibbles; w = d sc q - dmin m per 32"
