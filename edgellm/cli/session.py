@@ -1,0 +1,59 @@
+"""One conversation partner for `run` and `chat`: a model in this process, or one that a running server has loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+__all__ = ["Answer", "Message", "Reply", "Session"]
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a reply ended. Times in seconds; None where the other side does not say."""
+
+    text: str
+    finish_reason: str
+    ids: list[int] | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    new_tokens: int = 0
+    ttft_s: float | None = None
+    """From submit to the first token, without loading."""
+    tpot_s: float | None = None
+    """Seconds per token after the first."""
+    speculation: dict[str, Any] | None = None
+    truncated: dict[str, int] | None = None
+    """What was dropped from the conversation to make it fit: `messages` and `tokens`."""
+
+
+class Reply(Protocol):
+    """An answer on its way: iterate it for pieces of text; `answer` is there once it has ended or was cancelled."""
+
+    answer: Answer
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def cancel(self) -> None:
+        """Stop; `answer` then holds the part that came."""
+
+
+class Session(Protocol):
+    """A model that answers conversations."""
+
+    name: str
+    load_s: float
+    defaults: dict[str, Any]
+    """Sampling that the model itself asks for, by `SamplingParams` name."""
+
+    def reply(self, messages: list[Message], sampling: dict[str, Any], truncate: bool = False) -> Reply:
+        """Answer the conversation. Too long: ContextLengthError, or with `truncate` whole oldest turns are dropped."""
+
+    def continue_text(self, prompt: str, sampling: dict[str, Any]) -> Reply:
+        """Go on with `prompt` as it stands, without the chat template."""
+
+    def close(self) -> None:
+        """Give back what the session holds."""

@@ -1,0 +1,101 @@
+"""The program's frame: the table of commands, exit codes, errors as one line, fast start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+
+from edgellm.cli import main as program
+from edgellm.errors import GGUFError
+
+DESIGN_COMMANDS = [
+    *("chat", "run", "serve", "pull", "create", "list", "show", "rm", "cp", "verify", "ps", "stop", "plan"),
+    *("check-pair", "tokenize", "perplexity", "bench", "doctor"),
+]
+
+
+@pytest.fixture
+def failing_command(monkeypatch: pytest.MonkeyPatch):
+    """Registers a command `fail` that raises what the test puts into the returned list."""
+    errors: list[BaseException] = []
+
+    @click.command()
+    def fail() -> None:
+        raise errors[0]
+
+    monkeypatch.setattr(program, "fail", fail, raising=False)
+    monkeypatch.setitem(program.COMMANDS, "fail", ("edgellm.cli.main:fail", "Fails."))
+    return errors
+
+
+def test_every_command_of_the_design_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(["--help"]) == 0
+    listed = [
+        line.split()[0] for line in capsys.readouterr().out.partition("Commands:")[2].splitlines() if line.strip()
+    ]
+    assert listed == DESIGN_COMMANDS
+
+
+def test_a_command_of_another_part_says_not_yet(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.setitem(program.COMMANDS, "plan", ("edgellm.cli.nowhere:plan", ""))
+    assert program.main(["plan", "demo", "--ctx", "4096", "--json"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "edgellm: edgellm plan: not yet; this part of edgellm is not built\n"
+
+
+def test_an_error_for_the_user_is_one_line_and_exit_1(failing_command, capsys: pytest.CaptureFixture[str]) -> None:
+    failing_command.append(GGUFError("x.gguf: cut short\nin the middle"))
+    assert program.main(["fail"]) == 1
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "edgellm: x.gguf: cut short in the middle\n")
+
+
+@pytest.mark.parametrize("words", [["--debug", "fail"], ["fail", "--debug"]])
+def test_debug_shows_the_traceback_and_the_line(failing_command, words, capsys: pytest.CaptureFixture[str]) -> None:
+    failing_command.append(GGUFError("cut short"))
+    assert program.main(words) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback")
+    assert err.endswith("edgellm: cut short\n")
+
+
+def test_a_bug_is_named_as_one(failing_command, capsys: pytest.CaptureFixture[str]) -> None:
+    failing_command.append(KeyError("k"))
+    assert program.main(["fail"]) == 1
+    assert capsys.readouterr().err == (
+        "edgellm: a bug in edgellm: KeyError: 'k' (run again with --debug for the traceback)\n"
+    )
+
+
+def test_an_interrupt_is_130(failing_command) -> None:
+    failing_command.append(KeyboardInterrupt())
+    assert program.main(["fail"]) == 130
+
+
+@pytest.mark.parametrize("words", [["nonsense"], ["run"], ["run", "demo", "hi", "-n", "many"], ["--nonsense"]])
+def test_wrong_usage_is_2(words, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(words) == 2
+    assert "Usage: edgellm" in capsys.readouterr().err
+
+
+def test_a_reader_that_went_away_is_no_traceback() -> None:
+    code = "import sys; from edgellm.cli.main import main; sys.exit(main(['--help']))"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.wait(timeout=60) in (0, 1)
+    assert process.stderr.read() == b""
+
+
+def test_help_and_import_load_nothing_heavy() -> None:
+    code = (
+        "import sys, edgellm; plain = set(sys.modules); from edgellm.cli.main import main; main(['--help']);"
+        "heavy = {'numpy', 'numba', 'llvmlite', 'rich', 'prompt_toolkit', 'httpx', 'jinja2', 'tokenizers', 'pydantic'};"
+        "print('LOADED', sorted(heavy & set(sys.modules)), 'click' in plain)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "LOADED [] False"
