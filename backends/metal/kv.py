@@ -1,0 +1,111 @@
+"""Paged KV cache in preallocated MLX arrays of one row per slot: (n_blocks * block_size, n_kv_heads, dim).
+
+Rows are written by slice update. No other reference to a page array may be alive when a step is evaluated: then MLX
+donates the buffer and the update happens in place, without copying the cache."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from edgellm.backends.base import KVPages, KVSpec
+from edgellm.errors import RequestError
+
+__all__ = ["MetalKV"]
+
+GROUP = 32
+"""Values per scale of a q8_0 cache."""
+
+
+class _Rows:
+    """K or V rows of one layer: values, and for q8_0 one float16 scale per 32 values."""
+
+    def __init__(self, n_slots: int, n_heads: int, dim: int, kv_type: str):
+        dtype = {"f32": mx.float32, "f16": mx.float16, "q8_0": mx.int8}[kv_type]
+        self.values = mx.zeros((n_slots, n_heads, dim), dtype=dtype)
+        self.scales = mx.zeros((n_slots, n_heads, dim // GROUP), dtype=mx.float16) if kv_type == "q8_0" else None
+
+    def write(self, slots: mx.array, rows: mx.array) -> None:
+        if self.scales is None:
+            self.values[slots] = rows.astype(self.values.dtype)
+            return
+        groups = rows.reshape(*rows.shape[:-1], -1, GROUP)
+        scale = (mx.max(mx.abs(groups), axis=-1) / 127).astype(mx.float16)
+        wide = scale.astype(mx.float32)[..., None]
+        q = mx.where(wide > 0, mx.round(groups / mx.maximum(wide, 1e-30)), 0)
+        self.values[slots] = mx.clip(q, -127, 127).astype(mx.int8).reshape(*rows.shape)
+        self.scales[slots] = scale
+
+    def read(self, slots: mx.array) -> mx.array:
+        """float32 (len(slots), n_heads, dim)."""
+        values = self.values[slots].astype(mx.float32)
+        if self.scales is None:
+            return values
+        groups = values.reshape(*values.shape[:-1], -1, GROUP)
+        return (groups * self.scales[slots].astype(mx.float32)[..., None]).reshape(*values.shape)
+
+    def arrays(self) -> list[mx.array]:
+        return [self.values] if self.scales is None else [self.values, self.scales]
+
+    def set_arrays(self, arrays: list[mx.array]) -> None:
+        self.values = arrays[0]
+        if self.scales is not None:
+            self.scales = arrays[1]
+
+
+class MetalKV(KVPages):
+    """K and V of one layer."""
+
+    def __init__(self, spec: KVSpec, n_blocks: int):
+        if spec.kv_type == "q8_0" and (spec.k_dim % GROUP or spec.v_dim % GROUP):
+            raise RequestError(f"kv_type q8_0 needs head sizes that 32 divides, not {spec.k_dim} and {spec.v_dim}")
+        self.spec = spec
+        self.n_blocks = n_blocks
+        n_slots = n_blocks * spec.block_size
+        self.k = _Rows(n_slots, spec.n_kv_heads, spec.k_dim, spec.kv_type)
+        self.v = _Rows(n_slots, spec.n_kv_heads, spec.v_dim, spec.kv_type)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks."""
+        return sum(int(a.nbytes) for rows in (self.k, self.v) for a in rows.arrays())
+
+    def arrays(self) -> list[mx.array]:
+        """Every page array, to be evaluated with the step that wrote them."""
+        return self.k.arrays() + self.v.arrays()
+
+    def _slots(self, block: int) -> slice:
+        if not 0 <= block < self.n_blocks:
+            raise IndexError(f"block {block} of {self.n_blocks}")
+        return slice(block * self.spec.block_size, (block + 1) * self.spec.block_size)
+
+    def read_block(self, block: int) -> bytes:
+        """Values then scales, K then V."""
+        slots = self._slots(block)
+        return b"".join(np.array(a[slots]).tobytes() for a in self.arrays())
+
+    def write_block(self, block: int, data: bytes) -> None:
+        """Inverse of `read_block`."""
+        slots, at = self._slots(block), 0
+        for rows in (self.k, self.v):
+            updated = []
+            for array in rows.arrays():
+                shape = (self.spec.block_size, *array.shape[1:])
+                like = np.zeros(shape, np.array(array[:0]).dtype)
+                part = np.frombuffer(data, like.dtype, like.size, at).reshape(shape)
+                at += like.nbytes
+                array[slots] = mx.array(part)
+                updated.append(array)
+            rows.set_arrays(updated)
+        mx.eval(self.arrays())
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy the rows of one block."""
+        a, b = self._slots(source), self._slots(target)
+        for rows in (self.k, self.v):
+            updated = []
+            for array in rows.arrays():
+                array[b] = array[a]
+                updated.append(array)
+            rows.set_arrays(updated)
+        mx.eval(self.arrays())
