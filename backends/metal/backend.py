@@ -1,4 +1,4 @@
-"""The Metal backend: the op set on MLX. Without a Metal device every op runs as plain MLX ops on the CPU, and says so."""
+"""The Metal backend: the op set on MLX. Without a Metal device plain MLX ops run on the CPU, and it says so."""
 
 from __future__ import annotations
 
