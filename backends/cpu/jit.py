@@ -1,0 +1,228 @@
+"""Kernels: plain Python functions compiled once per machine, kept on disk as object code, loaded without Numba.
+
+    @kernel
+    def scale(args: int, begin: int, end: int, scratch: int) -> None: ...
+
+`args` is the address of an int64 array (addresses, sizes, float bits), `begin..end` the units of its work this call
+does, `scratch` this thread's scratch memory. A kernel uses int64, float32 and the Ops of simd.py, and calls functions
+marked `@inline`; nothing else: no arrays, no exceptions, no library calls. `unroll.py` says which loops are written out.
+
+Compiling needs Numba (the front end) and takes about half a second a kernel; loading takes llvmlite only. The cache is
+`<home>/kernels/<cpu>-<isa>-<versions>/<kernel>-<hash of its sources>.o`, written by rename, so several processes may
+compile at once and the package itself may be read-only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.metadata
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from edgellm.backends.cpu import simd
+from edgellm.backends.cpu.unroll import namespace_of
+from edgellm.config import home
+
+__all__ = ["Inline", "Kernel", "Library", "Target", "host_target", "inline", "jit_disabled", "kernel"]
+
+SYMBOLS_ALLOWED = {"memset", "memcpy", "memmove"}
+
+
+def jit_disabled() -> bool:
+    """True when kernels must run as plain Python (NUMBA_DISABLE_JIT=1)."""
+    return os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
+
+
+class Inline:
+    """A helper that becomes part of every kernel that calls it. Called from Python it is the plain function."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+        self.__doc__ = function.__doc__
+        self.__name__ = function.__name__
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+class Kernel:
+    """One compiled function. Called from Python it is the plain function (the twin)."""
+
+    def __init__(self, function: Callable[[int, int, int, int], None], name: str):
+        self.function = function
+        self.name = name
+        self.__doc__ = function.__doc__
+
+    def __call__(self, args: int, begin: int, end: int, scratch: int) -> None:
+        self.function(args, begin, end, scratch)
+
+    def __repr__(self) -> str:
+        return f"Kernel({self.name})"
+
+    @property
+    def key(self) -> str:
+        """Name and a hash of every source file that has a part in it."""
+        digest = hashlib.sha256()
+        for path in sorted(_sources(self.function)):
+            digest.update(_file_digest(path))
+        return f"{self.name}-{digest.hexdigest()[:12]}"
+
+
+def inline(function: Callable[..., Any]) -> Inline:
+    """Decorator for helpers of kernels."""
+    return Inline(function)
+
+
+def kernel(function: Callable[[int, int, int, int], None], name: str | None = None) -> Kernel:
+    """Decorator for kernels. A factory that closes over constants gives each variant its own `name`."""
+    return Kernel(function, name or function.__name__)
+
+
+@lru_cache(maxsize=None)
+def _file_digest(path: str) -> bytes:
+    return hashlib.sha256(Path(path).read_bytes()).digest()
+
+
+def _sources(function: Callable[..., Any]) -> set[str]:
+    here = Path(__file__).parent
+    paths = {str(here / name) for name in ("jit.py", "compiler.py", "simd.py", "emit.py", "unroll.py")}
+    pending, seen = [function], set()
+    while pending:
+        current = pending.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        paths.add(current.__code__.co_filename)
+        namespace = namespace_of(current)
+        pending += [
+            v.function
+            for n in current.__code__.co_names + current.__code__.co_freevars
+            if isinstance(v := namespace.get(n), Inline)
+        ]
+    return paths
+
+
+class Target:
+    """What to compile for: an LLVM triple, CPU name and feature string, and the instruction set our Ops emit."""
+
+    def __init__(self, isa: str, triple: str = "", cpu: str = "", features: str = ""):
+        self.isa, self.triple, self.cpu, self.features = isa, triple, cpu, features
+
+    @property
+    def label(self) -> str:
+        """Folder name part: CPU, instruction set and a hash of the features."""
+        digest = hashlib.sha256(f"{self.triple} {self.features}".encode()).hexdigest()[:8]
+        return f"{self.cpu}-{self.isa}-{digest}"
+
+
+@lru_cache(maxsize=1)
+def host_target() -> Target:
+    """This machine with `simd.ISA`; an instruction set other than the machine's best gets a plain CPU of that kind."""
+    import llvmlite.binding as llvm
+
+    triple = llvm.get_process_triple()
+    if simd.detect_isa() == simd.ISA:
+        return Target(simd.ISA, triple, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+    generic = "x86-64" if triple.startswith("x86_64") else "generic"
+    return Target(simd.ISA, triple, {"avx2": "x86-64-v3", "avx512": "icelake-server"}.get(simd.ISA, generic))
+
+
+@lru_cache(maxsize=1)
+def _versions() -> str:
+    parts = [f"{p}={importlib.metadata.version(p)}" for p in ("numba", "llvmlite")]
+    return hashlib.sha256(" ".join([sys.version, *parts]).encode()).hexdigest()[:8]
+
+
+class Library:
+    """The kernels of this process: compiles what the cache lacks, loads the rest, gives addresses."""
+
+    def __init__(self, target: Target | None = None):
+        self.target = target or host_target()
+        self.folder = home() / "kernels" / f"{self.target.label}-{_versions()}"
+        self._addresses: dict[str, int] = {}
+        self._engine: Any = None
+
+    def missing(self, kernels: Iterable[Kernel]) -> list[Kernel]:
+        """Kernels that are neither loaded nor on disk."""
+        wanted = {k.name: k for k in kernels if k.name not in self._addresses}
+        return [k for k in wanted.values() if not (self.folder / f"{k.key}.o").exists()]
+
+    def load(self, kernels: Iterable[Kernel], progress: Callable[[int, int, str], None] | None = None) -> None:
+        """Make the kernels callable. `progress(done, total, name)` is called around each one that must be compiled."""
+        wanted = {k.name: k for k in kernels if k.name not in self._addresses}
+        if not wanted or jit_disabled():
+            return
+        todo = {k.name for k in self.missing(wanted.values())}
+        objects = {}
+        for name, item in wanted.items():
+            if name in todo and progress:
+                progress(len(todo & objects.keys()), len(todo), name)
+            objects[name] = self.object_code(item)
+        if todo and progress:
+            progress(len(todo), len(todo), "")
+        self._link(objects)
+
+    def object_code(self, item: Kernel) -> bytes:
+        """The kernel's object file: from the cache, or compiled now and put there."""
+        path = self.folder / f"{item.key}.o"
+        try:
+            return path.read_bytes()
+        except OSError:
+            pass
+        from edgellm.backends.cpu.compiler import compile_kernel
+
+        code, _ = compile_kernel(item, self.target)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".tmp", delete=False) as file:
+                file.write(code)
+            os.replace(file.name, path)
+        except OSError:
+            pass  # A cache that cannot be written costs time at the next start, nothing else.
+        return code
+
+    def address(self, item: Kernel) -> int:
+        """Where the compiled kernel is in memory."""
+        if item.name not in self._addresses:
+            self.load([item])
+        return self._addresses[item.name]
+
+    def function(self, item: Kernel) -> Callable[[int, int, int, int], None]:
+        """The compiled kernel as a Python callable (ctypes; drops the GIL), or the plain one when JIT is disabled."""
+        if jit_disabled():
+            return item
+        function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(self.address(item))
+        function.library = self  # The code lives as long as the engine that holds it.
+        return function
+
+    def _link(self, objects: dict[str, bytes]) -> None:
+        import llvmlite.binding as llvm
+
+        if self._engine is None:
+            self._engine = _new_engine()
+        for code in objects.values():
+            self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        self._engine.finalize_object()
+        for name in objects:
+            self._addresses[name] = self._engine.get_function_address(symbol(name))
+
+
+def symbol(name: str) -> str:
+    """A kernel's name in object code."""
+    return "edgellm_" + re.sub(r"\W", "_", name)
+
+
+def _new_engine() -> Any:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
