@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding as llvm
-from llvmlite import ir
 from numba.core import compiler, types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target

@@ -4,8 +4,9 @@
     def scale(args: int, begin: int, end: int, scratch: int) -> None: ...
 
 `args` is the address of an int64 array (addresses, sizes, float bits), `begin..end` the units of its work this call
-does, `scratch` this thread's scratch memory. A kernel uses int64, float32 and the Ops of simd.py, and calls functions
-marked `@inline`; nothing else: no arrays, no exceptions, no library calls. `unroll.py` says which loops are written out.
+does, `scratch` the address of this thread's own memory. A kernel uses int64, float32 and the Ops of simd.py, and calls
+functions marked `@inline`; nothing else: no arrays, no exceptions, no library calls. `unroll.py` says which loops are
+written out.
 
 Compiling needs Numba (the front end) and takes about half a second a kernel; loading takes llvmlite only. The cache is
 `<home>/kernels/<cpu>-<isa>-<versions>/<kernel>-<hash of its sources>.o`, written by rename, so several processes may
@@ -22,7 +23,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def kernel(function: Callable[[int, int, int, int], None], name: str | None = No
     return Kernel(function, name or function.__name__)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _file_digest(path: str) -> bytes:
     return hashlib.sha256(Path(path).read_bytes()).digest()
 

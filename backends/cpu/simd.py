@@ -225,6 +225,7 @@ load_i8x32 = _load("i8x32")
 load_i8x64 = _load("i8x64")
 load_i16x8 = _load("i16x8")
 load_i16x16 = _load("i16x16")
+load_i32x4 = _load("i32x4")
 load_i32x8 = _load("i32x8")
 load_i32x16 = _load("i32x16")
 
