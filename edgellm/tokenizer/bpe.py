@@ -1,0 +1,121 @@
+"""Byte-level BPE (`gpt2`) and BPE over SentencePiece-style pieces (`gemma4`) through the tokenizers library."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from edgellm.errors import TokenizerError
+from edgellm.tokenizer.pre import RULES, PreRule
+from edgellm.tokenizer.vocab import CONTROL, Vocab
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["BPEEncoder", "byte_letters", "rule_for"]
+
+log = logging.getLogger("edgellm")
+_MERGES = "tokenizer.ggml.merges"
+
+
+def rule_for(vocab: Vocab) -> PreRule:
+    """The splitting rule the file names. A file without the key gets llama.cpp's default and one warning."""
+    if vocab.model == "gemma4":
+        return RULES["gemma4"]
+    if vocab.pre is None:
+        log.warning("tokenizer.ggml.pre is absent from this file: text is split by the default rule, ids may be off")
+        return RULES["default"]
+    if vocab.pre not in RULES:
+        raise TokenizerError(
+            f"tokenizer.ggml.pre is {vocab.pre!r}, a splitting rule edgellm does not know; "
+            "a newer edgellm or a converted file with a known rule is needed"
+        )
+    return RULES[vocab.pre]
+
+
+class BPEEncoder:
+    """Plain text to ids; control tokens are kept out of the library's vocabulary, so no text can become one."""
+
+    def __init__(self, vocab: Vocab, rule: PreRule, merges: Sequence[str] | None):
+        if merges is None:
+            raise TokenizerError(f"{_MERGES} is absent, but {vocab.model!r} vocabularies need it")
+        self._raw = rule.raw
+        self._ids = vocab.ids
+        self._unk_id = vocab.unk_id
+        self._tokenizer = _build(vocab, rule, _pairs(merges))
+
+    def encode(self, text: str, after_special: bool) -> list[int]:
+        """`after_special` means nothing to BPE: it has no space prefix."""
+        if not self._raw:
+            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        ids: list[int] = []
+        for part in re.split("(▁)", text):
+            if part == "▁":  # a literal one; written as a piece it would read as a space
+                ids += self._spelled(part)
+            elif part:
+                ids += self._encode_raw(part)
+        return ids
+
+    def _encode_raw(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for part in re.split(r"(\n+)", text.replace(" ", "▁")):
+            whole = self._ids.get(part) if part.startswith("\n") else None
+            if whole is not None:
+                ids.append(whole)
+            elif part:
+                ids += self._tokenizer.encode(part, add_special_tokens=False).ids
+        return ids
+
+    def _spelled(self, text: str) -> list[int]:
+        ids = [self._ids.get(f"<0x{byte:02X}>", self._unk_id) for byte in text.encode()]
+        return [i for i in ids if i is not None]
+
+
+def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
+    pairs: list[Any] = [tuple(entry.split(" ")) for entry in merges]
+    for i, pair in enumerate(pairs):
+        if len(pair) != 2:
+            left, found, right = merges[i][1:].partition(" ")  # a piece may begin with a blank
+            if not found or not right:
+                raise TokenizerError(f"{_MERGES} entry {i} is {merges[i]!r}, not two pieces with a blank between")
+            pairs[i] = (merges[i][0] + left, right)
+    return pairs
+
+
+def _build(vocab: Vocab, rule: PreRule, pairs: list[tuple[str, str]]) -> Tokenizer:
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+    known = {token: i for token, i in vocab.ids.items() if vocab.types[i] != CONTROL}
+    options: dict[str, Any] = {"ignore_merges": rule.ignore_merges}
+    if rule.raw:
+        options["byte_fallback"] = True
+    if vocab.unk_id is not None and (rule.raw or not byte_letters().keys() <= known.keys()):
+        options["unk_token"] = vocab.tokens[vocab.unk_id]
+        known[options["unk_token"]] = vocab.unk_id
+    try:
+        model = models.BPE(known, pairs, **options)
+    except Exception:  # the library refuses merges of pieces that are no tokens; llama.cpp skips them, and so do we
+        usable = [(a, b) for a, b in pairs if a in known and b in known and a + b in known]
+        log.warning(
+            "%s: %d entries join pieces outside the vocabulary and are left out", _MERGES, len(pairs) - len(usable)
+        )
+        model = models.BPE(known, usable, **options)
+    tokenizer = Tokenizer(model)
+    if not rule.raw:
+        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rule.patterns]
+        letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, letters])
+    return tokenizer
+
+
+@cache
+def byte_letters() -> Mapping[str, int]:
+    """GPT-2's printable letter for each byte: itself where it prints, else the next free code point from 256 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    letters = {chr(byte): byte for byte in printable}
+    hidden = [byte for byte in range(256) if byte not in printable]
+    letters.update({chr(256 + i): byte for i, byte in enumerate(hidden)})
+    return letters

@@ -1,0 +1,199 @@
+"""The vocabulary as the file tells it: tokens, types, scores, special ids; checked once, so that the rest can trust it.
+
+Rules for odd files: token texts that occur twice keep their first id for encoding (one warning); a special id outside
+the vocabulary, a `scores` or `token_type` array of the wrong length, and `add_bos_token` without a BOS id are errors
+that name the key.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edgellm.errors import TokenizerError
+
+__all__ = ["BYTE", "CONTROL", "NORMAL", "UNKNOWN", "UNUSED", "USER_DEFINED", "Vocab"]
+
+log = logging.getLogger("edgellm")
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+KINDS = {"llama": "spm", "gpt2": "bpe", "gemma4": "bpe", "bert": "wordpiece", "t5": "unigram"}
+
+# fmt: off
+# Ends a turn whatever its type says: no text has these by chance.
+_EOG_NAMES = frozenset((
+    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>",
+    "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<turn|>", "<|tool_response>", "<end_of_utterance>",
+    "<｜end▁of▁sentence｜>",
+))
+# Also words of HTML or of plain prose: only when the file calls them control tokens.
+_EOG_CONTROL_NAMES = frozenset((
+    "</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "[e~[",
+))
+# Fill-in-the-middle and repository separators: the model is done with the file when it writes one.
+_EOG_FIM_NAMES = frozenset((
+    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>",
+    "<reponame>", "<|file_sep|>",
+))
+# fmt: on
+
+
+class Vocab:
+    """Tokens as stored in the file, and what the file says about them.
+
+    `types[id]` is one of the constants above. `bos_id` and the like are None when the model has none.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any]):
+        model = metadata.get("tokenizer.ggml.model")
+        if model is None:
+            raise TokenizerError("this file has no tokenizer (key tokenizer.ggml.model is absent)")
+        if model not in KINDS:
+            known = ", ".join(sorted(KINDS))
+            raise TokenizerError(f"tokenizer.ggml.model is {model!r}, which edgellm does not know (it knows {known})")
+        self.model: str = model
+        self.kind = KINDS[model]
+        self.pre: str | None = metadata.get("tokenizer.ggml.pre")
+        self.tokens = _tokens(metadata)
+        self.types = self._types(metadata)
+        self.scores = self._scores(metadata)
+        self.ids: dict[str, int] = self._ids()
+        self.bos_id = self._special(metadata, "bos")
+        self.eos_id = self._special(metadata, "eos")
+        self.unk_id = self._special(metadata, "unknown")
+        self.pad_id = self._special(metadata, "padding")
+        self.sep_id = self._special(metadata, "separator", "seperator")
+        self._defaults(metadata)
+        self.add_space_prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", self.kind in ("spm", "unigram")))
+        self.remove_extra_whitespaces = bool(metadata.get("tokenizer.ggml.remove_extra_whitespaces", False))
+        self.eog_ids = self._eog(metadata)
+        # Phi-3's markers swallow the white space behind them; the file has no key for it.
+        name = str(metadata.get("general.name", "")).lower()
+        self.markers_strip_right = self.kind == "spm" and ("phi-3" in name or "phi3" in name)
+
+    def _types(self, metadata: Mapping[str, Any]) -> list[int]:
+        given = metadata.get("tokenizer.ggml.token_type")
+        if given is None:
+            return [BYTE if _is_byte(token) else NORMAL for token in self.tokens]
+        types = _as_list(given)
+        self._check_length("tokenizer.ggml.token_type", types)
+        return types
+
+    def _scores(self, metadata: Mapping[str, Any]) -> list[float] | None:
+        given = metadata.get("tokenizer.ggml.scores")
+        if given is None:
+            if self.kind in ("spm", "unigram"):
+                raise TokenizerError(f"tokenizer.ggml.scores is absent, but {self.model!r} vocabularies need it")
+            return None
+        if self.kind not in ("spm", "unigram"):
+            return None
+        scores = _as_list(given)
+        self._check_length("tokenizer.ggml.scores", scores)
+        return scores
+
+    def _check_length(self, key: str, values: Sequence[Any]) -> None:
+        if len(values) != len(self.tokens):
+            raise TokenizerError(f"{key} has {len(values)} entries for {len(self.tokens)} tokens; the file is damaged")
+
+    def _ids(self) -> dict[str, int]:
+        ids = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
+        if len(ids) < len(self.tokens):
+            ids = {}
+            for i, token in enumerate(self.tokens):
+                ids.setdefault(token, i)
+            n = len(self.tokens) - len(ids)
+            log.warning("tokenizer.ggml.tokens holds %d repeated texts; the first id of each is used", n)
+        return ids
+
+    def _special(self, metadata: Mapping[str, Any], *names: str) -> int | None:
+        for name in names:
+            key = f"tokenizer.ggml.{name}_token_id"
+            value = metadata.get(key)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TokenizerError(f"{key} must be a whole number, not {value!r}")
+            if value in (-1, 0xFFFFFFFF):  # how converters write "none"
+                return None
+            if not 0 <= value < len(self.tokens):
+                raise TokenizerError(f"{key} is {value}, but the vocabulary has {len(self.tokens)} tokens")
+            return value
+        return None
+
+    def _defaults(self, metadata: Mapping[str, Any]) -> None:
+        """What each kind means when the file is silent."""
+        if self.kind == "wordpiece":
+            self.bos_id = _first(self._special(metadata, "cls"), self.bos_id, self.ids.get("[CLS]"))
+            self.sep_id = _first(self.sep_id, self.eos_id, self.ids.get("[SEP]"))
+            self.unk_id = _first(self.unk_id, self.ids.get("[UNK]"))
+            if self.bos_id is None or self.sep_id is None or self.unk_id is None:
+                raise TokenizerError("this bert vocabulary lacks one of [CLS], [SEP] and [UNK]")
+        if self.kind == "spm":
+            self.bos_id = _first(self.bos_id, self._control("<s>"))
+            self.eos_id = _first(self.eos_id, self._control("</s>"))
+        if self.kind == "unigram":
+            self.eos_id = _first(self.eos_id, self._control("</s>"))
+        if self.kind in ("spm", "unigram"):
+            unknown = next((i for i, kind in enumerate(self.types) if kind == UNKNOWN), None)
+            self.unk_id = _first(self.unk_id, unknown, self.ids.get("<unk>"))
+        default_bos = self.kind in ("spm", "wordpiece") and self.bos_id is not None
+        self.add_bos = self._flag(metadata, "bos", default_bos)
+        self.add_eos = self._flag(metadata, "eos", self.kind == "unigram" and self.eos_id is not None)
+        self.add_sep = self.kind == "wordpiece"
+
+    def _flag(self, metadata: Mapping[str, Any], name: str, default: bool) -> bool:
+        key = f"tokenizer.ggml.add_{name}_token"
+        value = metadata.get(key)
+        if value is None:
+            return default
+        if value and metadata.get(f"tokenizer.ggml.{name}_token_id") is None and self.kind != "wordpiece":
+            raise TokenizerError(f"{key} is true, but tokenizer.ggml.{name}_token_id is absent")
+        return bool(value)
+
+    def _control(self, text: str) -> int | None:
+        token = self.ids.get(text)
+        return token if token is not None and self.types[token] == CONTROL else None
+
+    def _eog(self, metadata: Mapping[str, Any]) -> frozenset[int]:
+        """Ids that end the reply: the file's own, and those whose names say so. Such a token counts as a control
+        token even where the file calls it a normal one."""
+        found = {self.ids[name] for name in _EOG_NAMES if name in self.ids}
+        for token in found:
+            self.types[token] = CONTROL
+        named = (self._control(name) for name in _EOG_CONTROL_NAMES | _EOG_FIM_NAMES)
+        given = (self._special(metadata, name) for name in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
+        found.update(token for token in (*named, *given, self.eos_id) if token is not None)
+        # In the harmony format `<|end|>` only closes a channel; Gemma 4 keeps `</s>` as plain HTML.
+        closers = {name for name in ("<|return|>", "<|call|>", "<|calls|>", "<|flush|>") if name in self.ids}
+        if len(closers) > 1:
+            found.discard(self.ids.get("<|end|>", -1))
+        if "<|tool_response>" in self.ids:
+            found.discard(self.ids.get("</s>", -1))
+        return frozenset(found)
+
+
+def _first(*candidates: int | None) -> int | None:
+    return next((c for c in candidates if c is not None), None)
+
+
+def _tokens(metadata: Mapping[str, Any]) -> list[str]:
+    given = metadata.get("tokenizer.ggml.tokens")
+    if given is None:
+        raise TokenizerError("this file has no vocabulary (key tokenizer.ggml.tokens is absent)")
+    tokens = _as_list(given)
+    if not tokens or not isinstance(tokens[0], str):
+        raise TokenizerError("tokenizer.ggml.tokens must be a list of texts with at least one entry")
+    return tokens
+
+
+def _as_list(values: Any) -> list[Any]:
+    """A plain list from whatever the loader gives for an array (a list, a lazy sequence or a numpy array)."""
+    if isinstance(values, list):
+        return list(values)
+    return list(values.tolist()) if hasattr(values, "tolist") else list(values)
+
+
+def _is_byte(token: str) -> bool:
+    return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
