@@ -82,6 +82,18 @@ class LocalSession:
         """Go on with `prompt` as it stands."""
         return LocalReply(self.llm.submit(prompt, SamplingParams(**sampling)))
 
+    def facts(self) -> dict[str, str]:
+        """What `/show` prints."""
+        config = self.llm.config
+        return {
+            "file": str(self.llm.path),
+            "architecture": config.arch,
+            "layers": str(config.n_layers),
+            "trained context": f"{config.context_length:,}",
+            "vocabulary": f"{config.vocab_size:,}",
+            "chat template": "none in the file" if self.llm.template.is_fallback else "the model's own",
+        }
+
     def close(self) -> None:
         """Give back the engine and the backend's threads."""
         self.llm.close()

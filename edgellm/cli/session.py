@@ -55,5 +55,8 @@ class Session(Protocol):
     def continue_text(self, prompt: str, sampling: dict[str, Any]) -> Reply:
         """Go on with `prompt` as it stands, without the chat template."""
 
+    def facts(self) -> dict[str, str]:
+        """What `/show` prints."""
+
     def close(self) -> None:
         """Give back what the session holds."""

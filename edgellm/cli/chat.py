@@ -1,0 +1,42 @@
+"""`edgellm chat`: a conversation in the terminal. When stdin is no terminal it is one prompt, answered once."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from edgellm.cli.opening import note, open_session, read_stdin
+from edgellm.cli.options import ModelFlags, SamplingFlags, local_option, model_options, sampling_options
+
+__all__ = ["chat"]
+
+
+@click.command()
+@click.argument("model", default="demo")
+@click.option("--system", help="System message.")
+@click.option("--truncate", is_flag=True, help="Drop oldest turns when the context is full, without asking.")
+@sampling_options
+@model_options
+@local_option
+def chat(
+    model: str, system: str | None, truncate: bool, sampling: SamplingFlags, model_flags: ModelFlags, local: bool
+) -> None:
+    """Talk with MODEL (default: demo). /help lists the commands inside; Ctrl-D leaves."""
+    from edgellm.cli.run import answer_once
+
+    if not sys.stdin.isatty():
+        text = read_stdin()
+        if not text.strip():
+            return
+        with open_session(model, model_flags, local=local) as session:
+            answer_once(session, text, {**session.defaults, **sampling.given()}, system=system, truncate=truncate)
+        return
+    with open_session(model, model_flags, local=local) as session:
+        from edgellm.cli.prompt import make_reader
+        from edgellm.cli.repl import Conversation, Repl
+        from edgellm.config import home
+
+        note(f"{session.name} is ready. /help lists the commands, Ctrl-D leaves.")
+        conversation = Conversation(system=system, sampling={**session.defaults, **sampling.given()})
+        Repl(session, make_reader(home() / "history"), conversation, truncate).loop()
