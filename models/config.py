@@ -33,6 +33,8 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     extrapolation: float = 1.0
+    whole_pairs: bool = True
+    """YaRN: whether the ends of the ramp are rounded outwards to whole pairs (gpt-oss: not)."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,11 @@ class ModelConfig:
             CacheGroup("window" if w else "full", tuple(i for i, x in enumerate(windows) if x == w), w)
             for w in sorted(set(windows))
         )
+
+    def rope_variant(self, total_len: int) -> int:
+        """Which rotary table a request uses that may grow to `total_len` tokens (prompt + max_tokens): LongRoPE has a
+        short (0) and a long (1) one. Chosen once per request, for `Batch.rope_variants`, and part of a prefix's key."""
+        return int(self.rope.scaling == "longrope" and total_len > self.rope.original_context > 0)
 
     def group_of(self, layer: int) -> int:
         """Index into `cache_groups` of a layer."""

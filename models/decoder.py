@@ -1,0 +1,61 @@
+"""The frame all decoder models share: embedding, blocks, final norm, output head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+from edgellm.backends.base import Array, Batch, KVPages, RopeSpec
+from edgellm.models.config import ModelConfig
+from edgellm.models.layers import LayerNorm, RMSNorm
+from edgellm.models.metadata import Metadata
+from edgellm.models.rope import layer_ropes
+from edgellm.models.tensors import Tensors
+
+__all__ = ["Block", "Decoder"]
+
+
+class Block(Protocol):
+    """One layer: (n_tokens, dim) -> (n_tokens, dim)."""
+
+    def __init__(self, t: Tensors, c: ModelConfig, layer: int, rope: RopeSpec | None) -> None: ...
+
+    def __call__(self, x: Array, batch: Batch, kv: KVPages) -> Array: ...
+
+
+class Decoder:
+    """A model of one architecture. Subclasses set `block`, and `norm` where the final norm is no RMS norm."""
+
+    block: ClassVar[type[Block]]
+    norm: ClassVar[type[RMSNorm] | type[LayerNorm]] = RMSNorm
+
+    def __init__(self, config: ModelConfig, t: Tensors):
+        c = config
+        self.config, self.b = config, t.backend
+        self.token_embd = t.weight("token_embd.weight", c.vocab_size, c.dim)
+        ropes = layer_ropes(c, t)
+        self.blk = [self.block(t.scope(f"blk.{i}."), c, i, ropes[i]) for i in range(c.n_layers)]
+        self.output_norm = self.norm(t, "output_norm", c.norm_eps, c.dim)
+        self.output = t.optional("output.weight", c.vocab_size, c.dim) or self.token_embd
+        self.output_bias = t.optional("output.bias", c.vocab_size)
+
+    @staticmethod
+    def read_config(meta: Metadata) -> ModelConfig:
+        """The architecture's constants from a file's metadata."""
+        raise NotImplementedError
+
+    def hidden(self, batch: Batch, kv: Sequence[KVPages]) -> Array:
+        """Hidden states after the final norm, of the rows `batch.output_rows`: (n_out, dim)."""
+        x = self.b.embed(self.token_embd, batch.ids)
+        if self.config.embedding_scale != 1.0:
+            x = self.b.scale(x, self.config.embedding_scale)
+        for block, pages in zip(self.blk, kv, strict=True):
+            x = block(x, batch, pages)
+        return self.output_norm(self.b.take(x, batch.output_rows))
+
+    def forward(self, batch: Batch, kv: Sequence[KVPages]) -> Array:
+        """Logits of the rows `batch.output_rows`: (n_out, vocab)."""
+        logits = self.b.linear(self.hidden(batch, kv), self.output, self.output_bias)
+        if self.config.logit_scale != 1.0 or self.config.logit_softcap:
+            logits = self.b.scale(logits, self.config.logit_scale, self.config.logit_softcap)
+        return logits

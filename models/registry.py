@@ -1,0 +1,64 @@
+"""Architectures by their GGUF name. Importing this loads no backend and no model file."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from edgellm.errors import UnsupportedModel
+from edgellm.models.config import ModelConfig
+from edgellm.models.metadata import Metadata
+
+if TYPE_CHECKING:
+    from edgellm.backends.base import Backend, QTensor
+    from edgellm.loader import GGUFFile
+    from edgellm.models.decoder import Decoder as Model
+
+__all__ = ["SUPPORTED", "config_from_metadata", "load_model"]
+
+_CLASSES = {
+    "llama": "llama.Llama",
+}
+"""`general.architecture` -> module and class in this package."""
+
+SUPPORTED = tuple(sorted(_CLASSES))
+
+
+def _class_of(arch: str) -> type[Model]:
+    if arch not in _CLASSES:
+        raise UnsupportedModel(f"architecture {arch[:60]!r} is not supported; supported are: {', '.join(SUPPORTED)}")
+    module, name = _CLASSES[arch].split(".")
+    found: type[Model] = getattr(importlib.import_module(f"edgellm.models.{module}"), name)
+    return found
+
+
+def config_from_metadata(metadata: Mapping[str, Any]) -> ModelConfig:
+    """Shape and constants of the model a file describes.
+
+    Raises UnsupportedModel: unknown architecture (with the list of known ones), or a key that is missing or wrong.
+    """
+    meta = Metadata(metadata)
+    return _class_of(meta.arch).read_config(meta)
+
+
+def load_model(gguf: GGUFFile, backend: Backend) -> Model:
+    """The model of an open file on a backend. The weights are views of the file, which must stay open.
+
+    Raises UnsupportedModel as `config_from_metadata` does, and for the first tensor that is missing, of a wrong shape
+    or of no use to the architecture.
+    """
+    from edgellm.models.tensors import Tensors
+
+    config = config_from_metadata(gguf.metadata)
+    config = replace(config, vocab_size=config.vocab_size or _embedding_rows(gguf.tensors))
+    tensors = Tensors(gguf.tensors, backend)
+    model = _class_of(config.arch)(config, tensors)
+    tensors.check_all_used(config.arch)
+    return model
+
+
+def _embedding_rows(tensors: Mapping[str, QTensor]) -> int:
+    """Vocabulary size where the metadata has none."""
+    return tensors["token_embd.weight"].shape[0] if "token_embd.weight" in tensors else 0
