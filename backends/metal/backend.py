@@ -24,6 +24,7 @@ from edgellm.backends.base import (
 )
 from edgellm.backends.metal.attention_ops import attention_ops, slots_of
 from edgellm.backends.metal.dequant_ops import dequantize
+from edgellm.backends.metal.kernels import MAX_ROWS, MatmulKernels
 from edgellm.backends.metal.kv import MetalKV
 from edgellm.backends.metal.weights import DenseCache, MetalWeight, load_weight
 
@@ -40,9 +41,13 @@ class MetalBackend(Backend):
 
     name = "metal"
 
-    def __init__(self) -> None:
-        self.has_metal = bool(mx.metal.is_available())
-        if not self.has_metal:
+    def __init__(self, kernels: MatmulKernels | None = None) -> None:
+        """`kernels`: those of this device, or None for plain ops; by default what the machine has. Tests pass kernels
+        whose text runs on a CPU."""
+        if kernels is None and mx.metal.is_available():
+            kernels = MatmulKernels()
+        self._kernels = kernels
+        if kernels is None:
             log.warning("no Metal device here: the metal backend runs plain MLX ops on the CPU")
         self._dense = DenseCache(DENSE_LIMIT)
         self._written: list[MetalKV] = []
@@ -65,8 +70,16 @@ class MetalBackend(Backend):
         return dequantize(table.data[mx.array(ids)], table.kind)
 
     def linear(self, x: Array, weight: Weight, bias: Weight | None = None) -> Array:
-        y = x @ self._dense.get(weight).T
+        y = self._product(x, weight)
         return y if bias is None else y + bias.dense
+
+    def _product(self, x: mx.array, weight: MetalWeight) -> mx.array:
+        if self._kernels is None or not self._kernels.fits(weight.kind, x.shape[-1]):
+            return x @ self._dense.get(weight).T
+        if x.shape[0] <= MAX_ROWS:
+            return self._kernels.matvec(weight.data, weight.kind, x)
+        half = self._kernels.dequantize_half(weight.data, weight.kind, x.shape[-1])
+        return (x.astype(mx.float16) @ half.T).astype(mx.float32)
 
     def rms_norm(self, x: Array, weight: Weight | None, eps: float) -> Array:
         y = mx.fast.rms_norm(x, None, eps)
@@ -143,6 +156,9 @@ class MetalBackend(Backend):
         return ids, weights * spec.scale
 
     def expert_linear(self, x: Array, weight: Weight, ids: Array, bias: Weight | None = None) -> Array:
+        if self._kernels is not None and self._kernels.fits(weight.kind, x.shape[-1]):
+            y = self._kernels.expert_matvec(weight.data, weight.kind, x, ids)
+            return y if bias is None else y + self._norm(bias)[ids]
         rows = x[:, None, None, :] if x.ndim == 2 else x[:, :, None, :]
         y = mx.gather_mm(rows, self._dense.get(weight).swapaxes(-1, -2), rhs_indices=ids).squeeze(-2)
         return y if bias is None else y + self._norm(bias)[ids]

@@ -1,0 +1,100 @@
+"""Launch of the Metal matmul kernels: matvec for 1..8 rows, expert matvec, dequantise for longer prompts.
+
+A kernel's text is `kernels/types_<type>.metal` (how a block unpacks) as header and `kernels/<name>.metal` as body.
+`make` is `mx.fast.metal_kernel`; the tests pass a stand-in of the same signature that runs the text on a CPU.
+Plain-ops twin of all three: `dequant_ops.dequantize` and a product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import mlx.core as mx
+
+from edgellm.backends.base import GGMLType
+from edgellm.backends.metal.dequant_ops import DEQUANT
+from edgellm.quants import QUANT_TABLE
+
+__all__ = ["KERNEL_TYPES", "MAX_ROWS", "MatmulKernels"]
+
+MAX_ROWS = 8
+"""Most rows of activations one matvec launch takes."""
+KERNEL_TYPES = frozenset(DEQUANT) - {GGMLType.F32}
+ROWS = 2
+"""Weight rows per simdgroup: two share the loads of x and keep 64 unpacked weights in registers."""
+THREADS = 64
+"""Threads per threadgroup: two simdgroups, within the limits of every Apple GPU since M1."""
+
+
+@cache
+def _text(name: str) -> str:
+    return (resources.files("edgellm.backends.metal") / "kernels" / f"{name}.metal").read_text()
+
+
+class MatmulKernels:
+    """The compiled kernels of one device, made on first use per type."""
+
+    def __init__(self, make: Callable[..., Any] | None = None):
+        self._make = make or mx.fast.metal_kernel
+        self._made: dict[tuple[str, GGMLType], Any] = {}
+
+    def _kernel(self, name: str, kind: GGMLType, inputs: list[str], output: str) -> Any:
+        key = (name, kind)
+        if key not in self._made:
+            self._made[key] = self._make(
+                name=f"{name}_{kind.name.lower()}",
+                input_names=inputs,
+                output_names=[output],
+                source=_text(name),
+                header=_text(f"types_{kind.name.lower()}"),
+            )
+        return self._made[key]
+
+    @staticmethod
+    def fits(kind: GGMLType, k: int) -> bool:
+        """Whether rows of k weights can be read by these kernels."""
+        return kind in KERNEL_TYPES and k % max(32, QUANT_TABLE[kind].block_size) == 0
+
+    def matvec(self, data: mx.array, kind: GGMLType, x: mx.array) -> mx.array:
+        """data uint8 (n, row_bytes), x float32 (m, k) with m <= 8 -> float32 (m, n)."""
+        m, k = x.shape
+        n = data.shape[0]
+        kernel = self._kernel("matvec", kind, ["w", "x"], "y")
+        return kernel(
+            inputs=[data.reshape(-1), x.reshape(-1)],
+            template=[("K", k), ("N", n), ("M", m), ("ROWS", ROWS)],
+            grid=(32 * -(-n // ROWS), 1, 1),
+            threadgroup=(THREADS, 1, 1),
+            output_shapes=[(m, n)],
+            output_dtypes=[mx.float32],
+        )[0]
+
+    def expert_matvec(self, data: mx.array, kind: GGMLType, x: mx.array, ids: mx.array) -> mx.array:
+        """data uint8 (n_experts, n, row_bytes), x (t, k) or (t, n_used, k), ids (t, n_used) -> (t, n_used, n)."""
+        t, n_used = ids.shape
+        n, k = data.shape[1], x.shape[-1]
+        kernel = self._kernel("expert_matvec", kind, ["w", "x", "ids"], "y")
+        return kernel(
+            inputs=[data.reshape(-1), x.reshape(-1), ids.reshape(-1).astype(mx.uint32)],
+            template=[("K", k), ("N", n), ("SHARE", n_used if x.ndim == 2 else 1), ("ROWS", ROWS)],
+            grid=(32 * -(-n // ROWS), t * n_used, 1),
+            threadgroup=(THREADS, 1, 1),
+            output_shapes=[(t, n_used, n)],
+            output_dtypes=[mx.float32],
+        )[0]
+
+    def dequantize_half(self, data: mx.array, kind: GGMLType, k: int) -> mx.array:
+        """data uint8 (n, row_bytes) -> float16 (n, k)."""
+        n = data.shape[0]
+        kernel = self._kernel("dequantize", kind, ["w"], "out")
+        return kernel(
+            inputs=[data.reshape(-1)],
+            template=[("K", k), ("N", n)],
+            grid=(n * k // 32, 1, 1),
+            threadgroup=(THREADS, 1, 1),
+            output_shapes=[(n, k)],
+            output_dtypes=[mx.float16],
+        )[0]

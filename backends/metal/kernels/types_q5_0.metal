@@ -1,0 +1,16 @@
+// Q5_0: 32 weights in 22 bytes: half d; 32 fifth bits; nibbles as Q4_0. w = d (q - 16).
+// A part is the block: eleven 2-byte loads. 0.6875 bytes a weight.
+constant constexpr uint BLOCK = 32;
+constant constexpr uint BYTES = 22;
+constant constexpr uint RUNS = 1;
+inline uint run_start(uint part, uint run) { return 0; }
+inline void unpack(const device uchar* block, uint part, thread float* w) {
+  const device ushort* p = (const device ushort*)block;
+  const float d = float(as_type<half>(p[0]));
+  const uint high = uint(p[1]) | (uint(p[2]) << 16);
+  for (uint i = 0; i < 16; i++) {
+    const uint q = uint(p[3 + i / 2]) >> (8 * (i % 2));
+    w[i] = d * (float((q & 15u) | (((high >> i) & 1u) << 4)) - 16.0f);
+    w[i + 16] = d * (float(((q >> 4) & 15u) | (((high >> (i + 16)) & 1u) << 4)) - 16.0f);
+  }
+}

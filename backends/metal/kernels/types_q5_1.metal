@@ -1,0 +1,17 @@
+// Q5_1: 32 weights in 24 bytes: half d, half m; 32 fifth bits; nibbles as Q4_0. w = d q + m.
+// A part is the block: three 8-byte loads. 0.75 bytes a weight.
+constant constexpr uint BLOCK = 32;
+constant constexpr uint BYTES = 24;
+constant constexpr uint RUNS = 1;
+inline uint run_start(uint part, uint run) { return 0; }
+inline void unpack(const device uchar* block, uint part, thread float* w) {
+  const device uint2* p = (const device uint2*)block;
+  const uint2 head = p[0];
+  const float2 dm = float2(as_type<half2>(head.x));
+  const uint high = head.y;
+  for (uint i = 0; i < 16; i++) {
+    const uint q = p[1 + i / 8][i / 4 % 2] >> (8 * (i % 4));
+    w[i] = dm.x * float((q & 15u) | (((high >> i) & 1u) << 4)) + dm.y;
+    w[i + 16] = dm.x * float(((q >> 4) & 15u) | (((high >> (i + 16)) & 1u) << 4)) + dm.y;
+  }
+}
