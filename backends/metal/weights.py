@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 import numpy as np
@@ -50,18 +51,16 @@ class DenseCache:
 
     def __init__(self, limit: int):
         self.limit = limit
-        self._held: dict[int, mx.array] = {}
-        self._bytes = 0
+        self._held: WeakKeyDictionary[MetalWeight, mx.array] = WeakKeyDictionary()
 
     def get(self, weight: MetalWeight) -> mx.array:
         """float32 array of weight.shape."""
-        held = self._held.get(id(weight))
+        held = self._held.get(weight)
         if held is not None:
             return held
         dense = dequantize(weight.data, weight.kind).reshape(*weight.shape)
         size = 4 * math.prod(weight.shape)
-        if self._bytes + size <= self.limit:
+        if sum(int(a.nbytes) for a in self._held.values()) + size <= self.limit:
             mx.eval(dense)
-            self._held[id(weight)] = dense
-            self._bytes += size
+            self._held[weight] = dense
         return dense
