@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edgellm.loader import GGUFFile
     from edgellm.models.decoder import Decoder as Model
 
-__all__ = ["SUPPORTED", "config_from_metadata", "load_model"]
+__all__ = ["SUPPORTED", "config_from_metadata", "load_model", "model_class"]
 
 _CLASSES = {
     "llama": "llama.Llama",
@@ -26,7 +26,8 @@ _CLASSES = {
 SUPPORTED = tuple(sorted(_CLASSES))
 
 
-def _class_of(arch: str) -> type[Model]:
+def model_class(arch: str) -> type[Model]:
+    """The class that reads and runs an architecture; UnsupportedModel when there is none."""
     if arch not in _CLASSES:
         raise UnsupportedModel(f"architecture {arch[:60]!r} is not supported; supported are: {', '.join(SUPPORTED)}")
     module, name = _CLASSES[arch].split(".")
@@ -40,7 +41,7 @@ def config_from_metadata(metadata: Mapping[str, Any]) -> ModelConfig:
     Raises UnsupportedModel: unknown architecture (with the list of known ones), or a key that is missing or wrong.
     """
     meta = Metadata(metadata)
-    return _class_of(meta.arch).read_config(meta)
+    return model_class(meta.arch).read_config(meta)
 
 
 def load_model(gguf: GGUFFile, backend: Backend) -> Model:
@@ -54,7 +55,7 @@ def load_model(gguf: GGUFFile, backend: Backend) -> Model:
     config = config_from_metadata(gguf.metadata)
     config = replace(config, vocab_size=config.vocab_size or _embedding_rows(gguf.tensors))
     tensors = Tensors(gguf.tensors, backend)
-    model = _class_of(config.arch)(config, tensors)
+    model = model_class(config.arch)(config, tensors)
     tensors.check_all_used(config.arch)
     return model
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ class Tensors:
 
     def scope(self, prefix: str) -> Tensors:
         """The tensors whose names go on after `prefix`."""
-        return Tensors(self.source, self.backend, self.prefix + prefix, self.loaded)
+        return replace(self, prefix=self.prefix + prefix)
 
     def __contains__(self, name: str) -> bool:
         return self.prefix + name in self.source
