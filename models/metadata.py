@@ -127,11 +127,12 @@ def base_config(meta: Metadata, *, adjacent: bool, layer_norm: bool = False, **c
     n_kv_heads = meta.integer("attention.head_count_kv", n_heads, low=1, high=n_heads)
     if n_heads % n_kv_heads:
         raise UnsupportedModel(
-            f"{meta.arch}.attention.head_count ({n_heads}) must be a multiple of head_count_kv ({n_kv_heads})"
+            f"{meta.arch}.attention.head_count ({n_heads}) must be a multiple of "
+            f"{meta.arch}.attention.head_count_kv ({n_kv_heads})"
         )
     if not meta.has("attention.key_length") and dim % n_heads:
         raise UnsupportedModel(
-            f"{meta.arch}.embedding_length ({dim}) must be a multiple of attention.head_count ({n_heads}) "
+            f"{meta.arch}.embedding_length ({dim}) must be a multiple of {meta.arch}.attention.head_count ({n_heads}) "
             "where attention.key_length is absent"
         )
     k_dim = meta.integer("attention.key_length", dim // n_heads, low=2)

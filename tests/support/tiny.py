@@ -19,7 +19,6 @@ import numpy as np
 
 from edgellm.backends.reference import ReferenceBackend
 from edgellm.models import registry
-from edgellm.models.metadata import Metadata
 from edgellm.models.tensors import Tensors
 from edgellm.quants import GGMLType, QTensor
 

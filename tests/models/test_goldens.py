@@ -1,0 +1,56 @@
+"""Every architecture against transformers' float32 logits, on each backend that runs here (exact path: f32 cache)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgellm.backends import create
+from edgellm.backends.base import Backend
+from edgellm.errors import BackendUnavailable
+from edgellm.loader import open_gguf
+from edgellm.models.registry import load_model
+from tests.support.goldens import Golden
+from tests.support.models import Runner
+
+TOLERANCE = 5e-4
+SHARED = ["llama", "mistral"]
+QUANT_TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_S", "Q4_K_M", "Q5_K_M", "Q6_K"]
+QUANT_TYPES += ["IQ4_NL", "IQ4_XS"]
+
+
+@pytest.fixture(scope="module", params=["reference", "cpu"])
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    try:
+        made = create(request.param)
+    except BackendUnavailable as reason:
+        pytest.skip(str(reason))
+    yield made
+    made.close()
+
+
+def runner(path: Path, backend: Backend, kv_type: str = "f32") -> Runner:
+    return Runner(load_model(open_gguf(path), backend), backend, kv_type)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_logits_and_greedy_ids_equal_transformers(name: str, backend: Backend) -> None:
+    golden = Golden(name)
+    run = runner(golden.path(), backend)
+    for i in range(3):
+        assert np.abs(run.logits(golden.ids(i)) - golden.logits(i)).max() < TOLERANCE
+    assert run.greedy(golden.prompt, len(golden.greedy)) == golden.greedy
+
+
+@pytest.mark.parametrize("kind", QUANT_TYPES)
+def test_quantised_weights_equal_their_dequantised_values(kind: str) -> None:
+    """The reference computes with dequantised weights; other backends round activations and have their own bound."""
+    golden = Golden("llama")
+    run = runner(golden.path(kind), create("reference"))
+    for i in range(3):
+        expected = golden.dequant_logits(kind, i)
+        found = run.logits(golden.ids(i))[-len(expected) :]
+        assert np.abs(found - expected).max() < TOLERANCE
