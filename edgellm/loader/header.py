@@ -22,8 +22,8 @@ MAX_STRINGS = 1 << 23
 """String array elements in one header. Real files have under a million; each costs a step of a Python loop."""
 MAX_NAME = 1 << 16
 
-_SMALLEST_ENTRY = 8 + 1 + 4 + 1
-_SMALLEST_TENSOR = 8 + 1 + 4 + 4 + 8
+_SMALLEST_ENTRY = 8 + 4 + 1  # an empty name is refused later, with the right words
+_SMALLEST_TENSOR = 8 + 4 + 4 + 8
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _REMOVED_TYPES = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4"}
@@ -129,11 +129,8 @@ def parse_header(buffer: Buffer, size: int, label: str) -> Header:
     version = _magic_and_version(cur)
     n_tensors = cur.u64("the tensor count")
     n_keys = cur.u64("the metadata count")
-    left = size - cur.pos
-    if n_keys > min(left // _SMALLEST_ENTRY, MAX_KEYS):
-        raise cur.fail(f"the metadata count says {n_keys} entries, which {left} bytes cannot hold or nobody needs")
-    if n_tensors > min(left // _SMALLEST_TENSOR, MAX_TENSORS):
-        raise cur.fail(f"the tensor count says {n_tensors} tensors, which {left} bytes cannot hold or nobody needs")
+    _check_count(cur, "metadata", n_keys, _SMALLEST_ENTRY, MAX_KEYS)
+    _check_count(cur, "tensor", n_tensors, _SMALLEST_TENSOR, MAX_TENSORS)
     refs: dict[str, ValueRef] = {}
     for i in range(n_keys):
         key = cur.name(f"metadata key {i}")
@@ -147,6 +144,14 @@ def parse_header(buffer: Buffer, size: int, label: str) -> Header:
     data_start = -(-header_bytes // alignment) * alignment
     tensors = _layout(cur, raw, data_start, alignment)
     return Header(version, metadata, tensors, alignment, data_start, header_bytes)
+
+
+def _check_count(cur: _Cursor, what: str, count: int, smallest: int, most: int) -> None:
+    left = cur.size - cur.pos
+    if count > left // smallest:
+        raise cur.fail(f"the {what} count says {count} entries, which the {left} bytes left cannot hold")
+    if count > most:
+        raise cur.fail(f"the {what} count says {count} entries; at most {most} are accepted")
 
 
 def _magic_and_version(cur: _Cursor) -> int:
