@@ -9,7 +9,7 @@ from typing import Any
 from edgellm.errors import UnsupportedModel
 from edgellm.models.config import ModelConfig, RopeConfig
 
-__all__ = ["Metadata", "base_config"]
+__all__ = ["Metadata", "base_config", "layer_windows"]
 
 MAX_SIZE = 1 << 24
 """No width, layer count or expert count of a real model comes near this; a damaged file's often goes past it."""
@@ -157,3 +157,18 @@ def base_config(meta: Metadata, *, adjacent: bool, layer_norm: bool = False, **c
         values["n_experts_used"] = meta.integer("expert_used_count", low=1, high=values["n_experts"])
         values["expert_ffn_dim"] = meta.integer("expert_feed_forward_length", values["ffn_dim"])
     return ModelConfig(**{**values, **constants})
+
+
+def layer_windows(meta: Metadata, n_layers: int, period: int) -> tuple[int, ...]:
+    """Window of each layer, 0 for full attention; all full without `attention.sliding_window`.
+
+    Which layers slide: as the file says (`attention.sliding_window_pattern`: a flag per layer, or a period), else every
+    `period`-th layer is full and the others slide; period 0: all slide.
+    """
+    window = meta.integer("attention.sliding_window", 0, high=MAX_CONTEXT)
+    key = "attention.sliding_window_pattern"
+    slides = meta.flags(key, n_layers)
+    if slides is None:
+        period = meta.integer(key, period, high=MAX_LAYERS)
+        slides = tuple(not period or (i + 1) % period != 0 for i in range(n_layers))
+    return tuple(window if s else 0 for s in slides) if window else ()

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["SUPPORTED", "config_from_metadata", "load_model", "model_class"]
 
 _CLASSES = {
+    "gemma2": "gemma2.Gemma2",
+    "gemma3": "gemma3.Gemma3",
     "llama": "llama.Llama",
+    "qwen2": "qwen2.Qwen2",
+    "qwen3": "qwen3.Qwen3",
 }
 """`general.architecture` -> module and class in this package."""
 

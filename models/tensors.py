@@ -45,10 +45,10 @@ class Tensors:
         tensor = self.source.get(full)
         if tensor is None:
             raise UnsupportedModel(f"tensor {full} is missing from the file (expected shape {expected})")
-        if tuple(tensor.shape) != shape:
+        if _without_ones(tensor.shape) != _without_ones(shape):
             found = " x ".join(map(str, tensor.shape))
             raise UnsupportedModel(f"tensor {full} has shape {found}, expected {expected}")
-        return tensor
+        return QTensor(full, tensor.type, shape, tensor.data.reshape(*shape[:-1], -1))
 
     def weight(self, name: str, *shape: int) -> Weight:
         """The tensor, loaded."""
@@ -86,3 +86,9 @@ class Tensors:
                 raise UnsupportedModel(
                     f"tensor {name} has no place in our {arch} architecture; the model is a variant of it"
                 )
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """GGUF does not tell (1, n) from (n,)."""
+    first = next((i for i, n in enumerate(shape) if n != 1), len(shape) - 1)
+    return tuple(shape[first:])

@@ -1,0 +1,56 @@
+"""Gemma 2: a norm before and after both halves of a block, soft caps on scores and logits, every other layer windowed.
+
+The `+ 1` of Gemma's norms is already in the file's weights, so they are plain RMS norms here. The file says neither
+which layers slide (the even ones) nor the attention scale (1/sqrt(head_dim), but 1/sqrt(dim / heads) in the 27B model,
+which has 46 layers).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from edgellm.backends.base import Array, Batch, KVPages, RopeSpec
+from edgellm.models.config import ModelConfig
+from edgellm.models.decoder import Decoder
+from edgellm.models.layers import MLP, Attention, RMSNorm
+from edgellm.models.metadata import Metadata, base_config, layer_windows
+from edgellm.models.tensors import Tensors
+
+__all__ = ["Gemma2"]
+
+
+class Block:
+    """norm, attend, norm, add; norm, MLP, norm, add."""
+
+    def __init__(self, t: Tensors, c: ModelConfig, layer: int, rope: RopeSpec | None):
+        self.b = t.backend
+        self.attn_norm = RMSNorm(t, "attn_norm", c.norm_eps, c.dim)
+        self.attn = Attention(t, c, layer, rope)
+        self.post_attention_norm = RMSNorm(t, "post_attention_norm", c.norm_eps, c.dim)
+        self.ffn_norm = RMSNorm(t, "ffn_norm", c.norm_eps, c.dim)
+        self.ffn = MLP(t, c.dim, c.ffn_dim, "gelu_tanh")
+        self.post_ffw_norm = RMSNorm(t, "post_ffw_norm", c.norm_eps, c.dim)
+
+    def __call__(self, x: Array, batch: Batch, kv: KVPages) -> Array:
+        h = self.attn(self.attn_norm(x), batch, kv)
+        x = self.b.add(x, self.post_attention_norm(h))
+        return self.b.add(x, self.post_ffw_norm(self.ffn(self.ffn_norm(x))))
+
+
+class Gemma2(Decoder):
+    """Arch `gemma2`."""
+
+    block = Block
+
+    @staticmethod
+    def read_config(meta: Metadata) -> ModelConfig:
+        c = base_config(meta, adjacent=False)
+        return replace(
+            c,
+            embedding_scale=math.sqrt(c.dim),
+            windows=layer_windows(meta, c.n_layers, period=2),
+            attn_scale=1 / math.sqrt(c.dim / c.n_heads if c.n_layers == 46 else c.k_dim),
+            attn_softcap=meta.number("attn_logit_softcapping", 50.0, low=0),
+            logit_softcap=meta.number("final_logit_softcapping", 30.0, low=0),
+        )

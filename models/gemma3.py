@@ -1,0 +1,57 @@
+"""Gemma 3: Gemma 2's block with norms on q and k instead of soft caps; every sixth layer full, the others windowed.
+
+Full layers rotate with `rope.freq_base` and its scaling, windowed ones with `rope.freq_base_swa` and none. The file
+says neither the pattern nor the attention scale (1/sqrt(head_dim), but 1/sqrt(dim / heads) in the 27B model, which has
+62 layers).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from edgellm.backends.base import Array, Batch, KVPages, RopeSpec
+from edgellm.models.config import ModelConfig, RopeConfig
+from edgellm.models.decoder import Decoder
+from edgellm.models.layers import MLP, Attention, RMSNorm
+from edgellm.models.metadata import Metadata, base_config, layer_windows
+from edgellm.models.tensors import Tensors
+
+__all__ = ["Gemma3"]
+
+
+class Block:
+    """norm, attend, norm, add; norm, MLP, norm, add."""
+
+    def __init__(self, t: Tensors, c: ModelConfig, layer: int, rope: RopeSpec | None):
+        self.b = t.backend
+        self.attn_norm = RMSNorm(t, "attn_norm", c.norm_eps, c.dim)
+        self.attn = Attention(t, c, layer, rope, qk_norm=RMSNorm)
+        self.post_attention_norm = RMSNorm(t, "post_attention_norm", c.norm_eps, c.dim)
+        self.ffn_norm = RMSNorm(t, "ffn_norm", c.norm_eps, c.dim)
+        self.ffn = MLP(t, c.dim, c.ffn_dim, "gelu_tanh")
+        self.post_ffw_norm = RMSNorm(t, "post_ffw_norm", c.norm_eps, c.dim)
+
+    def __call__(self, x: Array, batch: Batch, kv: KVPages) -> Array:
+        h = self.attn(self.attn_norm(x), batch, kv)
+        x = self.b.add(x, self.post_attention_norm(h))
+        return self.b.add(x, self.post_ffw_norm(self.ffn(self.ffn_norm(x))))
+
+
+class Gemma3(Decoder):
+    """Arch `gemma3` (the text model)."""
+
+    block = Block
+
+    @staticmethod
+    def read_config(meta: Metadata) -> ModelConfig:
+        c = base_config(meta, adjacent=False)
+        base_swa = meta.number("rope.freq_base_swa", 10000.0, low=1.0)
+        return replace(
+            c,
+            embedding_scale=math.sqrt(c.dim),
+            windows=layer_windows(meta, c.n_layers, period=6),
+            rope_local=RopeConfig(n_dims=c.rope.n_dims, base=base_swa, adjacent=False),
+            attn_scale=1 / math.sqrt(c.dim / c.n_heads if c.n_layers == 62 else c.k_dim),
+            logit_softcap=meta.number("final_logit_softcapping", 0.0, low=0),
+        )

@@ -1,0 +1,37 @@
+"""Qwen 3: pre-norm blocks; an RMS norm on each head of q and k before the rotation; halves rotate."""
+
+from __future__ import annotations
+
+from edgellm.backends.base import Array, Batch, KVPages, RopeSpec
+from edgellm.models.config import ModelConfig
+from edgellm.models.decoder import Decoder
+from edgellm.models.layers import MLP, Attention, RMSNorm
+from edgellm.models.metadata import Metadata, base_config
+from edgellm.models.tensors import Tensors
+
+__all__ = ["Qwen3"]
+
+
+class Block:
+    """norm, attend, add; norm, MLP, add."""
+
+    def __init__(self, t: Tensors, c: ModelConfig, layer: int, rope: RopeSpec | None):
+        self.b = t.backend
+        self.attn_norm = RMSNorm(t, "attn_norm", c.norm_eps, c.dim)
+        self.attn = Attention(t, c, layer, rope, qk_norm=RMSNorm)
+        self.ffn_norm = RMSNorm(t, "ffn_norm", c.norm_eps, c.dim)
+        self.ffn = MLP(t, c.dim, c.ffn_dim, "silu")
+
+    def __call__(self, x: Array, batch: Batch, kv: KVPages) -> Array:
+        x = self.b.add(x, self.attn(self.attn_norm(x), batch, kv))
+        return self.b.add(x, self.ffn(self.ffn_norm(x)))
+
+
+class Qwen3(Decoder):
+    """Arch `qwen3`."""
+
+    block = Block
+
+    @staticmethod
+    def read_config(meta: Metadata) -> ModelConfig:
+        return base_config(meta, adjacent=False)
