@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -22,6 +23,7 @@ from edgellm.backends.base import (
     RouteSpec,
     Weight,
 )
+from edgellm.backends.metal.attention_kernels import AttentionKernels
 from edgellm.backends.metal.attention_ops import attention_ops, slots_of
 from edgellm.backends.metal.dequant_ops import dequantize
 from edgellm.backends.metal.kernels import MAX_ROWS, MatmulKernels
@@ -41,13 +43,14 @@ class MetalBackend(Backend):
 
     name = "metal"
 
-    def __init__(self, kernels: MatmulKernels | None = None) -> None:
-        """`kernels`: those of this device, or None for plain ops; by default what the machine has. Tests pass kernels
-        whose text runs on a CPU."""
-        if kernels is None and mx.metal.is_available():
-            kernels = MatmulKernels()
-        self._kernels = kernels
-        if kernels is None:
+    def __init__(self, make_kernel: Callable[..., Any] | None = None) -> None:
+        """`make_kernel`: `mx.fast.metal_kernel` where there is a Metal device, else None for plain ops. Tests pass a
+        stand-in that runs a kernel's text on a CPU."""
+        if make_kernel is None and mx.metal.is_available():
+            make_kernel = mx.fast.metal_kernel
+        self._kernels = None if make_kernel is None else MatmulKernels(make_kernel)
+        self._attention = None if make_kernel is None else AttentionKernels(make_kernel)
+        if make_kernel is None:
             log.warning("no Metal device here: the metal backend runs plain MLX ops on the CPU")
         self._dense = DenseCache(DENSE_LIMIT)
         self._written: list[MetalKV] = []
@@ -121,6 +124,8 @@ class MetalBackend(Backend):
 
     def attention(self, q: Array, kv: KVPages, batch: Batch, spec: AttentionSpec) -> Array:
         assert isinstance(kv, MetalKV)
+        if self._attention is not None and self._attention.fits(batch, spec):
+            return self._attention(q, kv, batch, spec)
         return attention_ops(q, kv, batch, spec)
 
     def activate(self, kind: str, gate: Array, up: Array | None = None) -> Array:

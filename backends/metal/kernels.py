@@ -18,7 +18,7 @@ from edgellm.backends.base import GGMLType
 from edgellm.backends.metal.dequant_ops import DEQUANT
 from edgellm.quants import QUANT_TABLE
 
-__all__ = ["KERNEL_TYPES", "MAX_ROWS", "MatmulKernels"]
+__all__ = ["KERNEL_TYPES", "MAX_ROWS", "MatmulKernels", "kernel_text"]
 
 MAX_ROWS = 8
 """Most rows of activations one matvec launch takes."""
@@ -30,7 +30,8 @@ THREADS = 64
 
 
 @cache
-def _text(name: str) -> str:
+def kernel_text(name: str) -> str:
+    """The text of `kernels/<name>.metal`."""
     return (resources.files("edgellm.backends.metal") / "kernels" / f"{name}.metal").read_text()
 
 
@@ -48,8 +49,8 @@ class MatmulKernels:
                 name=f"{name}_{kind.name.lower()}",
                 input_names=inputs,
                 output_names=[output],
-                source=_text(name),
-                header=_text(f"types_{kind.name.lower()}"),
+                source=kernel_text(name),
+                header=kernel_text(f"types_{kind.name.lower()}"),
             )
         return self._made[key]
 

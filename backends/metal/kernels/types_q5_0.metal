@@ -8,9 +8,12 @@ inline void unpack(const device uchar* block, uint part, thread float* w) {
   const device ushort* p = (const device ushort*)block;
   const float d = float(as_type<half>(p[0]));
   const uint high = uint(p[1]) | (uint(p[2]) << 16);
-  for (uint i = 0; i < 16; i++) {
-    const uint q = uint(p[3 + i / 2]) >> (8 * (i % 2));
-    w[i] = d * (float((q & 15u) | (((high >> i) & 1u) << 4)) - 16.0f);
-    w[i + 16] = d * (float(((q >> 4) & 15u) | (((high >> (i + 16)) & 1u) << 4)) - 16.0f);
+  for (uint j = 0; j < 8; j++) {
+    const uint q = p[3 + j];
+    for (uint i = 0; i < 2; i++) {
+      const uint low = q >> (8 * i), at = 2 * j + i;
+      w[at] = d * (float((low & 15u) | (((high >> at) & 1u) << 4)) - 16.0f);
+      w[at + 16] = d * (float(((low >> 4) & 15u) | (((high >> (at + 16)) & 1u) << 4)) - 16.0f);
+    }
   }
 }

@@ -9,9 +9,12 @@ inline void unpack(const device uchar* block, uint part, thread float* w) {
   const uint2 head = p[0];
   const float2 dm = float2(as_type<half2>(head.x));
   const uint high = head.y;
-  for (uint i = 0; i < 16; i++) {
-    const uint q = p[1 + i / 8][i / 4 % 2] >> (8 * (i % 4));
-    w[i] = dm.x * float((q & 15u) | (((high >> i) & 1u) << 4)) + dm.y;
-    w[i + 16] = dm.x * float(((q >> 4) & 15u) | (((high >> (i + 16)) & 1u) << 4)) + dm.y;
+  for (uint j = 0; j < 2; j++) {
+    const uint2 q = p[1 + j];
+    for (uint i = 0; i < 8; i++) {
+      const uint low = q[i / 4] >> (8 * (i % 4)), at = 8 * j + i;
+      w[at] = dm.x * float((low & 15u) | (((high >> at) & 1u) << 4)) + dm.y;
+      w[at + 16] = dm.x * float(((low >> 4) & 15u) | (((high >> (at + 16)) & 1u) << 4)) + dm.y;
+    }
   }
 }
