@@ -18,7 +18,7 @@ class TokenMatcher:
     def __init__(self, tokens: Mapping[str, int]):
         self._trie: dict[str, Any] = {}
         for text, token in tokens.items():
-            node = self._trie
+            node: dict[str, Any] = self._trie
             for letter in text:
                 node = node.setdefault(letter, {})
             node[_END] = token
@@ -40,10 +40,28 @@ class TokenMatcher:
         if begin < len(text):
             yield text[begin:]
 
+    def starts(self, text: str) -> Iterator[int]:
+        """Where tokens begin, those inside or across others included."""
+        position = 0
+        while self._first is not None and (found := self._first.search(text, position)):
+            position = found.start() + 1
+            if self._longest(text, found.start())[0] is not None:
+                yield found.start()
+
+    def unfinished(self, text: str) -> Iterator[int]:
+        """Where a token begins that the end of `text` cuts off."""
+        for start, letter in enumerate(text):
+            node = self._trie if letter in self._trie else None
+            for i in range(start, len(text)):
+                node = node.get(text[i]) if node is not None else None
+            if node is not None and any(letter != _END for letter in node):
+                yield start
+
     def _longest(self, text: str, start: int) -> tuple[int | None, int]:
-        node, token, end = self._trie, None, start
+        node: dict[str, Any] | None = self._trie
+        token, end = None, start
         for i in range(start, len(text)):
-            node = node.get(text[i])  # type: ignore[assignment]
+            node = node.get(text[i])
             if node is None:
                 break
             if _END in node:

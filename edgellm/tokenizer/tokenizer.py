@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -57,7 +57,8 @@ class Tokenizer:
         not ask; False adds nothing. A text that begins with the BOS token (`special`) does not get a second one.
         Text right behind a control token gets the space prefix of SPM models again, as in llama.cpp.
         """
-        ids = self._encode(text, special)
+        matcher = self._all_specials if special else self._user_defined
+        ids = self._encode_parts(matcher.split(text))
         vocab = self._vocab
         if bos is False:
             return ids
@@ -69,12 +70,19 @@ class Tokenizer:
             ids.append(self.eos_id)
         return ids
 
-    def _encode(self, text: str, special: bool) -> list[int]:
+    def encode_guarded(self, text: str, restore: Callable[[str], str]) -> list[int]:
+        """Ids of `text` with its control tokens parsed, where `restore` gives the text between them its true letters:
+        what it brings back is never parsed. For chat templates; adds nothing by itself."""
+        parts: list[str | int] = []
+        for part in self._all_specials.split(text):
+            parts.extend((part,) if isinstance(part, int) else self._user_defined.split(restore(part)))
+        return self._encode_parts(parts)
+
+    def _encode_parts(self, parts: Iterable[str | int]) -> list[int]:
         ids: list[int] = []
-        after_special = True
-        strip = False
+        after_special, strip = True, False
         try:
-            for part in (self._all_specials if special else self._user_defined).split(text):
+            for part in parts:
                 if isinstance(part, int):
                     ids.append(part)
                     after_special = True
@@ -138,6 +146,12 @@ class Tokenizer:
     def is_control(self, token: int) -> bool:
         """Whether the token is a marker of the model (control or unknown) and not text."""
         return self._vocab.types[token] in (CONTROL, UNKNOWN)
+
+    @cached_property
+    def control_texts(self) -> list[str]:
+        """The names of all control tokens."""
+        kinds = self._vocab.types
+        return [text for text, kind in zip(self.tokens, kinds, strict=True) if kind in (CONTROL, UNKNOWN) and text]
 
     def token_id(self, text: str) -> int | None:
         """The id of the token stored as `text`, if there is one."""

@@ -8,6 +8,7 @@ that name the key.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ log = logging.getLogger("edgellm")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 KINDS = {"llama": "spm", "gpt2": "bpe", "gemma4": "bpe", "bert": "wordpiece", "t5": "unigram"}
+
+_MARKER = re.compile(r"<[|｜].+>$|<.+[|｜]>$")
 
 # fmt: off
 # Ends a turn whatever its type says: no text has these by chance.
@@ -79,6 +82,10 @@ class Vocab:
             return [BYTE if _is_byte(token) else NORMAL for token in self.tokens]
         types = _as_list(given)
         self._check_length("tokenizer.ggml.token_type", types)
+        # Markers such as DeepSeek's `<｜User｜>` are often marked user-defined, which plain text could spell.
+        for i, kind in enumerate(types):
+            if kind == USER_DEFINED and _MARKER.match(self.tokens[i]):
+                types[i] = CONTROL
         return types
 
     def _scores(self, metadata: Mapping[str, Any]) -> list[float] | None:
