@@ -108,7 +108,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return self.getattr(obj, argument)
         return super().getitem(obj, argument)
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 (jinja2's own names)
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         if __obj == __self.tick:
             return __self.tick()
         __self.tick()
