@@ -1,0 +1,323 @@
+"""Anthropic's /v1/messages: the body as a job, and answers whole and streamed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgellm.errors import RequestError
+from edgellm.server.body import Wire
+from edgellm.server.errors import error_body
+from edgellm.server.frames import SSE, dumps, sse
+from edgellm.server.job import Delta, Finish, Job, OutputFormat, ToolCall, merged, new_id
+from edgellm.server.messages import join_text, no_images
+from edgellm.server.openai_wire import effort_to_think
+
+__all__ = ["MessageFrames", "MessagesBody", "messages_job"]
+
+
+class InputMessage(Wire):
+    """One turn."""
+
+    role: str
+    content: str | list[dict[str, Any]]
+
+
+class AnthropicTool(Wire):
+    """A tool of the request."""
+
+    name: str
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class Thinking(Wire):
+    """`thinking`: enabled, adaptive or disabled."""
+
+    type: str
+
+
+class OutputConfig(Wire):
+    """`output_config`."""
+
+    effort: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class MessagesBody(Wire):
+    """POST /v1/messages."""
+
+    model: str
+    max_tokens: int
+    messages: list[InputMessage]
+    system: str | list[dict[str, Any]] | None = None
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+
+def messages_job(body: MessagesBody) -> Job:
+    """A messages request as a job. Raises RequestError that names what is wrong."""
+    if not body.model:
+        raise RequestError("model is required")
+    if body.max_tokens < 1:
+        raise RequestError(f"max_tokens must be above 0, not {body.max_tokens}")
+    if not body.messages:
+        raise RequestError("messages: at least one message is needed")
+    turns: list[dict[str, Any]] = []
+    if body.system:
+        turns.append({"role": "system", "content": join_text(body.system, body.model, "system")})
+    names: dict[str, str] = {}
+    for number, message in enumerate(body.messages):
+        turns.extend(_turns(message, f"messages.{number}", body.model, names))
+    tools = tuple(_tool(tool) for tool in body.tools or ())
+    config = body.output_config
+    return Job(
+        model=body.model,
+        messages=tuple(turns),
+        tools=tools,
+        tool_choice=_tool_choice(body.tool_choice, tools),
+        think=_think(body),
+        format=_format(config.format) if config else None,
+        sampling=_sampling(body),
+    )
+
+
+def _sampling(body: MessagesBody) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "max_tokens": body.max_tokens,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+    }
+    if body.top_k is not None:
+        fields["top_k"] = body.top_k
+    if body.stop_sequences:
+        fields["stop"] = tuple(text for text in body.stop_sequences if text)
+    return fields
+
+
+def _think(body: MessagesBody) -> bool | str | None:
+    """Off unless asked for: unlike Ollama's clients, Anthropic's do not expect thought they did not ask for."""
+    if body.thinking is None or body.thinking.type == "disabled":
+        return False
+    effort = body.output_config.effort if body.output_config else None
+    return effort_to_think(effort) or True
+
+
+def _format(value: dict[str, Any] | None) -> OutputFormat | None:
+    if value is None:
+        return None
+    if value.get("type") != "json_schema" or not isinstance(value.get("schema"), dict):
+        raise RequestError("output_config.format must be {type: json_schema, schema: {...}}")
+    return OutputFormat("schema", value["schema"])
+
+
+def _tool(tool: AnthropicTool) -> dict[str, Any]:
+    if tool.type not in (None, "custom"):
+        raise RequestError(f"tools: type {tool.type!r} runs on Anthropic's servers and is not supported here")
+    if not tool.name:
+        raise RequestError("tools: a tool without a name")
+    parameters = tool.input_schema or {"type": "object", "properties": {}}
+    function = {"name": tool.name, "description": tool.description or "", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(value: dict[str, Any] | None, tools: tuple[dict[str, Any], ...]) -> str:
+    kind = (value or {}).get("type", "auto")
+    if kind not in ("auto", "any", "none", "tool"):
+        raise RequestError(f"tool_choice.type must be auto, any, tool or none, not {kind!r}")
+    if kind in ("any", "tool") and not tools:
+        raise RequestError(f"tool_choice is {kind} but there are no tools")
+    if kind != "tool":
+        return "required" if kind == "any" else str(kind)
+    name = (value or {}).get("name")
+    if all(tool["function"]["name"] != name for tool in tools):
+        raise RequestError(f"tool_choice names {name!r}, which is not among the tools")
+    return f"={name}"
+
+
+def _turns(message: InputMessage, where: str, model: str, names: dict[str, str]) -> list[dict[str, Any]]:
+    """The turns of one message: tool results come first, each as a turn of its own."""
+    if message.role not in ("user", "assistant", "system"):
+        raise RequestError(f"{where}: role must be user or assistant, not {message.role!r}")
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    results: list[dict[str, Any]] = []
+    texts: list[dict[str, Any]] = []
+    turn: dict[str, Any] = {"role": message.role}
+    for number, block in enumerate(message.content):
+        _block(block, f"{where}.content.{number}", model, names, turn, texts, results)
+    turn["content"] = join_text(texts, model, where)
+    only_results = bool(results) and not turn["content"] and "tool_calls" not in turn
+    return results if only_results else [*results, turn]
+
+
+def _block(
+    block: dict[str, Any],
+    where: str,
+    model: str,
+    names: dict[str, str],
+    turn: dict[str, Any],
+    texts: list[dict[str, Any]],
+    results: list[dict[str, Any]],
+) -> None:
+    """Sorts one content block into the turn, its texts, or the tool results before it."""
+    kind = block.get("type")
+    if kind == "text":
+        texts.append(block)
+    elif kind == "thinking":
+        turn["reasoning_content"] = turn["thinking"] = str(block.get("thinking") or "")
+    elif kind == "redacted_thinking":
+        return
+    elif kind == "tool_use":
+        name, arguments = block.get("name"), block.get("input")
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            raise RequestError(f"{where}: tool_use needs a name and an input object")
+        call_id = str(block.get("id") or new_id("toolu_"))
+        names[call_id] = name
+        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        turn.setdefault("tool_calls", []).append(call)
+    elif kind == "tool_result":
+        results.append(_result(block, where, model, names))
+    elif kind == "image":
+        raise no_images(model)
+    else:
+        raise RequestError(f"{where}: a content block of type {kind!r} is not supported")
+
+
+def _result(block: dict[str, Any], where: str, model: str, names: dict[str, str]) -> dict[str, Any]:
+    content = block.get("content")
+    if content is not None and not isinstance(content, (str, list)):
+        raise RequestError(f"{where}.content must be text or a list of blocks")
+    if isinstance(content, list) and any(not isinstance(part, dict) for part in content):
+        raise RequestError(f"{where}.content: every block must be an object")
+    call_id = str(block.get("tool_use_id") or "")
+    turn = {"role": "tool", "content": join_text(content, model, where), "tool_call_id": call_id}
+    if call_id in names:
+        turn["name"] = names[call_id]
+    return turn
+
+
+class MessageFrames:
+    """Anthropic's message object and its events."""
+
+    media_type = SSE
+
+    def __init__(self, model: str):
+        self.model = model
+        self.id = new_id("msg_")
+        self._block = -1
+        self._kind = ""
+        self._called = False
+        self._started = False
+
+    def open(self) -> list[bytes]:
+        """Nothing before the first delta: its token counts go into message_start."""
+        return []
+
+    def push(self, delta: Delta) -> list[bytes]:
+        """Blocks are opened and closed as the kind of text changes."""
+        frames = [] if self._started else [self._start()]
+        if delta.thinking:
+            frames += self._text("thinking", "thinking_delta", delta.thinking)
+        if delta.content:
+            frames += self._text("text", "text_delta", delta.content)
+        for call in delta.tool_calls:
+            frames += self._call(call)
+        if delta.finish is not None:
+            frames += self._end_block()
+            stop = {"stop_reason": stop_reason(delta.finish, self._called), "stop_sequence": None}
+            frames.append(_event("message_delta", delta=stop, usage=message_usage(delta.finish)))
+        return frames
+
+    def close(self) -> list[bytes]:
+        """The last event."""
+        return [_event("message_stop")]
+
+    def fail(self, status: int, message: str) -> list[bytes]:
+        """The event that ends a stream that broke."""
+        return [sse(error_body("anthropic", status, message), "error")]
+
+    def whole(self, deltas: list[Delta]) -> dict[str, Any]:
+        """The single object of a request that does not stream."""
+        answer = merged(deltas)
+        assert answer.finish is not None
+        content: list[dict[str, Any]] = []
+        if answer.thinking:
+            content.append({"type": "thinking", "thinking": answer.thinking, "signature": ""})
+        if answer.content:
+            content.append({"type": "text", "text": answer.content})
+        content += [tool_use(call, call.arguments) for call in answer.tool_calls]
+        return {
+            **self._head(content),
+            "stop_reason": stop_reason(answer.finish, bool(answer.tool_calls)),
+            "usage": message_usage(answer.finish),
+        }
+
+    def _head(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        head = {"id": self.id, "type": "message", "role": "assistant", "model": self.model}
+        return {**head, "content": content, "stop_reason": None, "stop_sequence": None}
+
+    def _start(self) -> bytes:
+        self._started = True
+        message = {**self._head([]), "usage": {"input_tokens": 0, "output_tokens": 0}}
+        return _event("message_start", message=message)
+
+    def _text(self, kind: str, delta_kind: str, text: str) -> list[bytes]:
+        frames = []
+        if self._kind != kind:
+            empty = {"type": kind, kind: ""}
+            frames = self._begin_block(kind, {**empty, "signature": ""} if kind == "thinking" else empty)
+        delta = {"type": delta_kind, kind: text}
+        return [*frames, _event("content_block_delta", index=self._block, delta=delta)]
+
+    def _call(self, call: ToolCall) -> list[bytes]:
+        self._called = True
+        delta = {"type": "input_json_delta", "partial_json": dumps(call.arguments)}
+        return [
+            *self._begin_block("tool_use", tool_use(call, {})),
+            _event("content_block_delta", index=self._block, delta=delta),
+        ]
+
+    def _begin_block(self, kind: str, block: dict[str, Any]) -> list[bytes]:
+        frames = self._end_block()
+        self._block += 1
+        self._kind = kind
+        return [*frames, _event("content_block_start", index=self._block, content_block=block)]
+
+    def _end_block(self) -> list[bytes]:
+        if not self._kind:
+            return []
+        self._kind = ""
+        return [_event("content_block_stop", index=self._block)]
+
+
+def tool_use(call: ToolCall, arguments: dict[str, Any]) -> dict[str, Any]:
+    """A call as Anthropic's content block."""
+    return {"type": "tool_use", "id": f"toolu_{call.id}", "name": call.name, "input": arguments}
+
+
+def stop_reason(finish: Finish, called: bool) -> str:
+    """Anthropic's word for how the answer ended."""
+    if finish.reason == "length":
+        return "max_tokens"
+    return "tool_use" if called else "end_turn"
+
+
+def message_usage(finish: Finish) -> dict[str, Any]:
+    """Token counts; the input counts whole, cached tokens included."""
+    usage: dict[str, Any] = {"input_tokens": finish.prompt_tokens, "output_tokens": finish.new_tokens}
+    usage["cached_tokens"] = finish.cached_tokens
+    if finish.miss_reason:
+        usage["cache_miss"] = finish.miss_reason
+    return usage
+
+
+def _event(name: str, **fields: Any) -> bytes:
+    return sse({"type": name, **fields}, name)

@@ -1,0 +1,78 @@
+"""The models a server knows, as its routes need them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+__all__ = ["Catalog", "ModelRecord"]
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """One stored model: where its file lies and what was stored beside it."""
+
+    name: str
+    """The shortest full form, with the tag: `llama3.2:latest`."""
+    path: Path
+    digest: str
+    """Bare hex SHA-256 that names this version of the model."""
+    size: int
+    """Bytes on disk."""
+    modified_at: float
+    """Unix seconds."""
+    template: str | None = None
+    """A Jinja template stored beside the file; None: the file's own."""
+    shown_template: str | None = None
+    """A Go template of an Ollama model: shown, never run."""
+    system: str | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Option names and values, as in a Modelfile's PARAMETER lines."""
+    messages: tuple[dict[str, str], ...] = ()
+    license: tuple[str, ...] = ()
+    parent: str = ""
+
+
+class Catalog(Protocol):
+    """Finding, listing and changing stored models. Methods block (files, network): routes call them in a thread."""
+
+    def find(self, name: str) -> ModelRecord:
+        """The model a client means. Raises ModelNotFound, or RequestError for what can be no name."""
+        ...
+
+    def list(self) -> list[ModelRecord]:
+        """All models, newest first."""
+        ...
+
+    def details(self, record: ModelRecord) -> ModelDetails:
+        """What the file's header says."""
+        ...
+
+    def copy(self, source: str, destination: str) -> None:
+        """Gives a model a second name."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Removes a name, and its data when no other name needs it."""
+        ...
+
+    def pull(self, name: str, insecure: bool) -> AsyncIterator[dict[str, Any]]:
+        """Progress objects of a download."""
+        ...
+
+
+@dataclass(frozen=True)
+class ModelDetails:
+    """From a model file's header."""
+
+    metadata: Mapping[str, Any]
+    family: str
+    parameter_size: str
+    quantization_level: str
+    parameter_count: int
+    context_length: int
+    embedding_length: int
+    chat_template: str
+    capabilities: tuple[str, ...]

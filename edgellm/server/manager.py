@@ -1,0 +1,240 @@
+"""Which models are in memory: loaded once for all who ask, kept while used, let go when their time is over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from edgellm.errors import EdgeLLMError, MemoryBudgetError, QueueFullError
+from edgellm.server.catalog import ModelRecord
+from edgellm.server.settings import ServerSettings
+
+__all__ = ["Clock", "Lease", "LoadedModel", "ModelManager"]
+
+_log = logging.getLogger("edgellm.server")
+
+
+class Clock(Protocol):
+    """Where times come from; tests bring their own."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""
+        ...
+
+    def time(self) -> float:
+        """Unix seconds."""
+        ...
+
+
+@dataclass(eq=False)
+class LoadedModel:
+    """A model in memory. Times are the manager's monotonic seconds."""
+
+    record: ModelRecord
+    llm: Any
+    load_s: float
+    keep_alive: float
+    users: int = 0
+    last_used: float = 0.0
+    deadline: float = math.inf
+    """When it is let go, once nobody uses it."""
+
+
+@dataclass(eq=False)
+class Lease:
+    """The right to use a loaded model. `load_s` is the time this user waited for the load."""
+
+    manager: ModelManager
+    loaded: LoadedModel
+    load_s: float
+    _open: bool = field(default=True, repr=False)
+
+    @property
+    def llm(self) -> Any:
+        """The model's `LLM`."""
+        return self.loaded.llm
+
+    def release(self) -> None:
+        """Gives the model back; the keep-alive countdown starts when the last user has done so."""
+        if self._open:
+            self._open = False
+            self.manager.give_back(self.loaded)
+
+
+class ModelManager:
+    """Loads, lends and unloads models. All methods run in the event loop; loading and closing run in one worker
+    thread, one model at a time, so that two loads never count the same free memory."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        load: Callable[[ModelRecord, int], Any],
+        budget: int,
+        clock: Clock = time,  # type: ignore[assignment]  # the module has both functions
+    ):
+        self.settings = settings
+        self.budget = budget
+        self.clock = clock
+        self._load = load
+        self._models: dict[str, LoadedModel] = {}
+        self._loading: dict[str, asyncio.Task[LoadedModel]] = {}
+        self._waiting = 0
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="edgellm-load")
+        self._changed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def loaded(self) -> list[LoadedModel]:
+        """Models in memory, the one that stays longest first."""
+        return sorted(self._models.values(), key=lambda model: -self.expires_at(model))
+
+    def expires_at(self, model: LoadedModel) -> float:
+        """Unix time at which a model is let go if no request comes; infinity for never."""
+        if model.users:
+            return self.clock.time() + model.keep_alive
+        return self.clock.time() + model.deadline - self.clock.monotonic()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a load."""
+        return self._waiting
+
+    async def acquire(self, record: ModelRecord, keep_alive: float | None = None) -> Lease:
+        """Lends the model, loading it first where it must.
+
+        Raises QueueFullError when too many wait for a load, MemoryBudgetError when it can never fit, and what the
+        loader raises.
+        """
+        started = self.clock.monotonic()
+        model = self._models.get(record.name)
+        fresh = model is None
+        if model is None:
+            model = await self._wait_for(record)
+        model.users += 1
+        model.keep_alive = self.settings.keep_alive if keep_alive is None else keep_alive
+        return Lease(self, model, self.clock.monotonic() - started if fresh else 0.0)
+
+    async def _wait_for(self, record: ModelRecord) -> LoadedModel:
+        if self._waiting >= self.settings.max_queue:
+            raise QueueFullError(f"{self._waiting} requests wait for a model to load already; try again later")
+        self._waiting += 1
+        try:
+            while True:
+                task = self._loading.get(record.name)
+                if task is None:
+                    task = asyncio.create_task(self._bring(record))
+                    self._loading[record.name] = task
+                    task.add_done_callback(_retrieved)
+                # Shielded: a client that leaves must not stop the load that others wait for.
+                model = await asyncio.wait_for(asyncio.shield(task), self.settings.load_timeout)
+                if self._models.get(record.name) is model:
+                    return model
+        except asyncio.TimeoutError:
+            raise QueueFullError(f"{record.name} did not load within {self.settings.load_timeout:g} s") from None
+        finally:
+            self._waiting -= 1
+
+    async def _bring(self, record: ModelRecord) -> LoadedModel:
+        try:
+            return await self._load_in_room(record)
+        finally:
+            del self._loading[record.name]
+
+    async def _load_in_room(self, record: ModelRecord) -> LoadedModel:
+        """Loads one model, making room among the idle ones."""
+        while len(self._models) >= self.settings.max_loaded:
+            await self._make_room()
+        started = self.clock.monotonic()
+        while True:
+            room = self.budget - sum(model.llm.stats()["memory_bytes"] for model in self._models.values())
+            try:
+                llm = await asyncio.get_running_loop().run_in_executor(self._worker, self._load, record, room)
+                break
+            except MemoryBudgetError:
+                if not self._models:
+                    raise
+                await self._make_room()
+        now = self.clock.monotonic()
+        stay = self.settings.keep_alive
+        model = LoadedModel(record, llm, now - started, stay, last_used=now, deadline=now + stay)
+        self._models[record.name] = model
+        _log.info("loaded model=%s seconds=%.2f", record.name, model.load_s)
+        return model
+
+    async def _make_room(self) -> None:
+        """Unloads the idle model that was used longest ago, or waits until one is idle."""
+        idle = [model for model in self._models.values() if model.users == 0]
+        if idle:
+            await self._close(min(idle, key=lambda model: model.last_used))
+            return
+        self._changed.clear()
+        await self._changed.wait()
+
+    def give_back(self, model: LoadedModel) -> None:
+        """One user less. See `Lease.release`."""
+        model.users -= 1
+        if model.users == 0:
+            model.last_used = self.clock.monotonic()
+            model.deadline = model.last_used + model.keep_alive
+            self._changed.set()
+            self.sweep()
+
+    async def unload(self, name: str) -> bool:
+        """Lets a model go: now if it is idle, else when its last request ends. Whether it was loaded."""
+        model = self._models.get(name)
+        if model is None:
+            return False
+        model.keep_alive = 0.0
+        if model.users == 0:
+            await self._close(model)
+        return True
+
+    def sweep(self) -> None:
+        """Unloads every idle model whose time is over, and sets the timer for the next."""
+        now = self.clock.monotonic()
+        idle = [model for model in self._models.values() if model.users == 0]
+        for model in idle:
+            if model.deadline <= now:
+                task = asyncio.create_task(self._close(model))
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        upcoming = [model.deadline - now for model in idle if now < model.deadline < math.inf]
+        if upcoming:
+            self._timer = asyncio.get_running_loop().call_later(min(upcoming) + 0.001, self.sweep)
+
+    async def _close(self, model: LoadedModel) -> None:
+        if self._models.get(model.record.name) is model:
+            del self._models[model.record.name]
+            _log.info("unloading model=%s", model.record.name)
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._worker, model.llm.close)
+            except EdgeLLMError as error:
+                _log.error("closing model=%s failed: %s", model.record.name, error)
+        self._changed.set()
+
+    async def close(self) -> None:
+        """Ends all loads and lets every model go."""
+        if self._timer is not None:
+            self._timer.cancel()
+        loads = list(self._loading.values())
+        for task in loads:
+            task.cancel()
+        await asyncio.gather(*loads, *self._closing, return_exceptions=True)
+        for model in list(self._models.values()):
+            await self._close(model)
+        self._worker.shutdown(wait=True, cancel_futures=True)
+
+
+def _retrieved(task: asyncio.Task[LoadedModel]) -> None:
+    """Marks a failed load as seen, for the case that all who waited for it have left."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,90 @@
+"""What /metrics shows, in Prometheus' text format: counted here per request, read from the engines when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from edgellm.server.job import Finish
+
+__all__ = ["CONTENT_TYPE", "Metrics"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_GAUGES = {
+    "running": "Requests being computed",
+    "waiting": "Requests waiting in the model's queue",
+    "kv_blocks_used": "KV blocks in use",
+    "kv_blocks_total": "KV blocks in the pool",
+    "memory_bytes": "Bytes held by the model: weights, cache and scratch",
+}
+_COUNTERS = {
+    "preemptions": "Requests put back into the queue for want of blocks",
+    "draft_tokens": "Tokens proposed by speculation",
+    "draft_accepted": "Proposed tokens that were accepted",
+}
+
+
+class Metrics:
+    """The counters of one server, in a registry of their own."""
+
+    def __init__(self, engines: Callable[[], Iterable[tuple[str, dict[str, Any]]]], load_queue: Callable[[], int]):
+        self.registry = CollectorRegistry()
+        per_model = {"labelnames": ("model",), "registry": self.registry}
+        self.requests = Counter(
+            "edgellm_requests", "Answers to HTTP requests", ("path", "status"), registry=self.registry
+        )
+        self.prompt_tokens = Counter("edgellm_prompt_tokens", "Prompt tokens, cached ones included", **per_model)
+        self.cached_tokens = Counter("edgellm_cached_tokens", "Prompt tokens found in the prefix cache", **per_model)
+        self.new_tokens = Counter("edgellm_generated_tokens", "Tokens generated", **per_model)
+        self.ends = Counter("edgellm_finished", "Finished answers", ("model", "reason"), registry=self.registry)
+        self.ttft = Histogram(
+            "edgellm_time_to_first_token_seconds", "From request to first token", buckets=_SECONDS, **per_model
+        )
+        self.tpot = Histogram(
+            "edgellm_time_per_output_token_seconds", "Mean gap between tokens", buckets=_SECONDS, **per_model
+        )
+        self.registry.register(_EngineCollector(engines, load_queue))
+
+    def finished(self, model: str, finish: Finish, ttft: float) -> None:
+        """Counts one answer. `ttft`: seconds from request to first token."""
+        self.prompt_tokens.labels(model).inc(finish.prompt_tokens)
+        self.cached_tokens.labels(model).inc(finish.cached_tokens)
+        self.new_tokens.labels(model).inc(finish.new_tokens)
+        self.ends.labels(model, finish.reason).inc()
+        self.ttft.labels(model).observe(ttft)
+        if finish.new_tokens > 1:
+            self.tpot.labels(model).observe(finish.decode_s / (finish.new_tokens - 1))
+
+    def render(self) -> bytes:
+        """The page that Prometheus reads."""
+        return generate_latest(self.registry)
+
+
+class _EngineCollector(Collector):
+    """Reads every loaded engine's `stats()` when the page is asked for."""
+
+    def __init__(self, engines: Callable[[], Iterable[tuple[str, dict[str, Any]]]], load_queue: Callable[[], int]):
+        self._engines = engines
+        self._load_queue = load_queue
+
+    def collect(self) -> Iterable[Metric]:
+        """One family per figure, one sample per model."""
+        engines = list(self._engines())
+        yield GaugeMetricFamily("edgellm_loaded_models", "Models in memory", value=len(engines))
+        yield GaugeMetricFamily("edgellm_load_queue", "Requests waiting for a model to load", value=self._load_queue())
+        for name, text in _GAUGES.items():
+            yield self._family(GaugeMetricFamily(f"edgellm_{name}", text, labels=("model",)), name, engines)
+        for name, text in _COUNTERS.items():
+            yield self._family(CounterMetricFamily(f"edgellm_{name}", text, labels=("model",)), name, engines)
+
+    @staticmethod
+    def _family(family: Any, name: str, engines: list[tuple[str, dict[str, Any]]]) -> Metric:
+        for model, stats in engines:
+            if isinstance(stats.get(name), (int, float)):
+                family.add_metric((model,), stats[name])
+        return family  # type: ignore[no-any-return]

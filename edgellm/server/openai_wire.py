@@ -1,0 +1,245 @@
+"""OpenAI's chat and completion bodies as jobs, and what both answers share."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from edgellm.errors import RequestError
+from edgellm.server.body import Wire
+from edgellm.server.job import Finish, Job, OutputFormat
+from edgellm.server.messages import ChatMessage, Tool, to_tools, to_turns
+
+__all__ = ["ChatBody", "CompletionBody", "chat_job", "completion_job", "effort_to_think"]
+__all__ += ["response_format", "tool_choice", "usage"]
+
+MAX_COUNT = 16
+_EFFORTS: dict[str, bool | str] = {
+    "none": False,
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "max": "max",
+    "xhigh": "max",
+    "ultra": "max",
+}
+
+
+class StreamOptions(Wire):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+
+
+class Reasoning(Wire):
+    """`reasoning` of chat completions and responses."""
+
+    effort: str | None = None
+
+
+class SamplingBody(Wire):
+    """Fields that chat and text completions share."""
+
+    model: str = ""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether the stream ends with a usage chunk."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class ChatBody(SamplingBody):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    response_format: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    reasoning: Reasoning | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class CompletionBody(SamplingBody):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[int]
+    suffix: str | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+
+
+def effort_to_think(effort: str | None) -> bool | str | None:
+    """A reasoning effort in Ollama's terms. Raises RequestError for an unknown one."""
+    if effort is None:
+        return None
+    if effort not in _EFFORTS:
+        raise RequestError(f"reasoning effort must be one of {', '.join(_EFFORTS)}, not {effort!r}")
+    return _EFFORTS[effort]
+
+
+def response_format(value: dict[str, Any] | None) -> OutputFormat | None:
+    """`response_format` as a constraint: text, json_object, json_schema; and ours: regex, lark, gbnf."""
+    if value is None:
+        return None
+    kind = value.get("type")
+    if kind in (None, "text"):
+        return None
+    if kind == "json_object":
+        return OutputFormat("json")
+    if kind == "json_schema":
+        inner = value.get("json_schema", value)
+        schema = inner.get("schema") if isinstance(inner, dict) else None
+        if not isinstance(schema, dict):
+            raise RequestError("response_format.json_schema.schema must be a JSON Schema object")
+        return OutputFormat("schema", schema)
+    if kind in ("regex", "lark", "gbnf"):
+        if not isinstance(value.get(kind), str):
+            raise RequestError(f"response_format.{kind} must be a string")
+        return OutputFormat(kind, value[kind])
+    raise RequestError(
+        f"response_format.type must be text, json_object, json_schema, regex, lark or gbnf, not {kind!r}"
+    )
+
+
+def sampling(body: SamplingBody) -> dict[str, Any]:
+    """Sampling fields of a body; temperature and top_p are 1 where it says nothing, whatever the model's own are."""
+    found: dict[str, Any] = {
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+    }
+    if body.max_tokens is not None:
+        if body.max_tokens < 0:
+            raise RequestError(f"max_tokens must be 0 or more, not {body.max_tokens}")
+        found["max_tokens"] = body.max_tokens
+    for name in ("top_k", "min_p", "frequency_penalty", "presence_penalty"):
+        if getattr(body, name) is not None:
+            found[name] = getattr(body, name)
+    if body.seed is not None and body.seed >= 0:
+        found["seed"] = body.seed
+    if body.stop:
+        found["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(text for text in body.stop if text)
+    if body.logit_bias:
+        found["logit_bias"] = _logit_bias(body.logit_bias)
+    return found
+
+
+def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+    bias = {}
+    for key, value in given.items():
+        if not key.isascii() or not key.isdecimal() or len(key) > 9:
+            raise RequestError(f"logit_bias: {key!r} is not a token id")
+        if not math.isfinite(value) or abs(value) > 100:
+            raise RequestError(f"logit_bias of token {key} must lie between -100 and 100, not {value}")
+        bias[int(key)] = value
+    return bias
+
+
+def _count(body: SamplingBody) -> int:
+    count = 1 if body.n is None else body.n
+    if not 1 <= count <= MAX_COUNT:
+        raise RequestError(f"n must lie between 1 and {MAX_COUNT}, not {count}")
+    return count
+
+
+def tool_choice(value: str | dict[str, Any] | None, tools: tuple[dict[str, Any], ...]) -> str:
+    """`auto`, `none`, `required`, or `=NAME`."""
+    if isinstance(value, dict):
+        function = value.get("function")
+        name = function.get("name") if isinstance(function, dict) else value.get("name")
+        if all(tool["function"]["name"] != name for tool in tools):
+            raise RequestError(f"tool_choice names {name!r}, which is not among the tools")
+        return f"={name}"
+    choice = value or "auto"
+    if choice not in ("auto", "none", "required"):
+        raise RequestError(f"tool_choice must be none, auto, required or a function, not {choice!r}")
+    if choice == "required" and not tools:
+        raise RequestError("tool_choice is required but there are no tools")
+    return choice
+
+
+def chat_job(body: ChatBody) -> Job:
+    """A chat completion request as a job. Raises RequestError that names what is wrong."""
+    if not body.messages:
+        raise RequestError("messages: at least one message is needed")
+    tools = to_tools(body.tools)
+    fields = sampling(body)
+    if body.max_completion_tokens is not None:
+        if body.max_completion_tokens < 0:
+            raise RequestError(f"max_completion_tokens must be 0 or more, not {body.max_completion_tokens}")
+        fields["max_tokens"] = body.max_completion_tokens
+    top = body.top_logprobs or 0
+    if not 0 <= top <= 20:
+        raise RequestError(f"top_logprobs must lie between 0 and 20, not {top}")
+    if body.logprobs:
+        fields["logprobs"] = top
+    effort = body.reasoning_effort or (body.reasoning.effort if body.reasoning else None)
+    return Job(
+        model=body.model,
+        messages=tuple(to_turns(body.messages, body.model, strict_null=True)),
+        tools=tools,
+        tool_choice=tool_choice(body.tool_choice, tools),
+        think=effort_to_think(effort),
+        format=response_format(body.response_format),
+        sampling=fields,
+        count=_count(body),
+    )
+
+
+def completion_job(body: CompletionBody) -> Job:
+    """A text completion request as a job: text goes through the chat template as one user turn, as in Ollama;
+    token ids and fill-in-the-middle go to the model as they are."""
+    if body.echo:
+        raise RequestError("echo is not supported")
+    prompt = body.prompt
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
+        prompt = prompt[0]
+    if isinstance(prompt, list) and any(isinstance(item, str) for item in prompt):
+        raise RequestError("prompt: one text (or one list of token ids) per request is supported")
+    fields = sampling(body)
+    fields.setdefault("max_tokens", -1)
+    if body.logprobs is not None:
+        fields["logprobs"] = body.logprobs
+    ids = tuple(item for item in prompt if isinstance(item, int)) if isinstance(prompt, list) else None
+    plain = ids is not None or bool(body.suffix)
+    return Job(
+        model=body.model,
+        messages=None if plain else ({"role": "user", "content": prompt},),
+        prompt=(ids if ids is not None else str(prompt)) if plain else None,
+        suffix=body.suffix or None,
+        think=False,
+        sampling=fields,
+        count=_count(body),
+    )
+
+
+def usage(finishes: list[Finish]) -> dict[str, Any]:
+    """OpenAI's usage of one or several answers to one prompt; the prompt counts whole, cached tokens included."""
+    prompt = finishes[0].prompt_tokens if finishes else 0
+    new = sum(finish.new_tokens for finish in finishes)
+    details: dict[str, Any] = {"cached_tokens": finishes[0].cached_tokens if finishes else 0}
+    if finishes and finishes[0].miss_reason:
+        details["miss_reason"] = finishes[0].miss_reason
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": new,
+        "total_tokens": prompt + new,
+        "prompt_tokens_details": details,
+        "completion_tokens_details": {"reasoning_tokens": sum(finish.reasoning_tokens for finish in finishes)},
+    }

@@ -1,0 +1,61 @@
+"""The way of every generation request: model found and leased, answers started, first delta awaited, reply made."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edgellm.errors import ModelNotFound
+from edgellm.server.catalog import ModelRecord
+from edgellm.server.errors import ShuttingDown
+from edgellm.server.frames import Framer
+from edgellm.server.generation import Generation
+from edgellm.server.job import Job
+from edgellm.server.replies import FrameStream, JSONReply, attended
+from edgellm.server.state import ServerState
+
+__all__ = ["answer", "find_model", "refuse_while_draining"]
+
+
+async def answer(request: Request, job: Job, framer: Framer, *, stream: bool) -> Response:
+    """The reply to `job` in the framer's dialect. Raises what goes wrong before the first byte."""
+    state: ServerState = request.app.state.server
+    refuse_while_draining(state)
+    return await attended(request, _answer(state, job, framer, stream))
+
+
+async def _answer(state: ServerState, job: Job, framer: Framer, stream: bool) -> Response:
+    started = time.perf_counter()
+    record = await find_model(state, job.model)
+    lease = await state.manager.acquire(record, job.keep_alive)
+    generation = await Generation.start(lease, job, state.bridge, state.metrics, started)
+    state.running.add(generation)
+    generation.on_close = state.running.discard
+    try:
+        deltas = generation.deltas()
+        if not stream:
+            whole = [delta async for delta in deltas]
+            generation.close()
+            return JSONReply(framer.whole(whole))
+        first = await deltas.__anext__()
+    except BaseException:
+        generation.close()
+        raise
+    return FrameStream(generation, first, deltas, framer, state.settings.send_timeout)
+
+
+async def find_model(state: ServerState, name: str, missing: str = "model '{}' not found") -> ModelRecord:
+    """The stored model that a client's name means. `missing`: the words each route has for a name that is unknown."""
+    try:
+        return await asyncio.to_thread(state.catalog.find, name)
+    except ModelNotFound:
+        raise ModelNotFound(missing.format(name)) from None
+
+
+def refuse_while_draining(state: ServerState) -> None:
+    """New work is refused once the server was told to stop."""
+    if state.draining:
+        raise ShuttingDown("the server is shutting down")

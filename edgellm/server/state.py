@@ -1,0 +1,29 @@
+"""What all routes of one server share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgellm.server.bridge import Bridge
+from edgellm.server.catalog import Catalog
+from edgellm.server.manager import ModelManager
+from edgellm.server.metrics import Metrics
+from edgellm.server.settings import ServerSettings
+
+__all__ = ["ServerState"]
+
+
+@dataclass
+class ServerState:
+    """Made once per server, in its event loop; lies in `app.state`."""
+
+    settings: ServerSettings
+    catalog: Catalog
+    manager: ModelManager
+    metrics: Metrics
+    bridge: Bridge
+    draining: bool = False
+    """Set when the server was told to stop: new work is refused, running answers go on for a while."""
+    running: set[Any] = field(default_factory=set)
+    """Generations whose answers are being sent."""
