@@ -15,7 +15,7 @@ NS = 1_000_000_000
 """Nanoseconds per second: the unit of every duration on Ollama's wire."""
 FOREVER = math.inf
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
+_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 _FAR = timedelta(days=292 * 365)
 """Go's longest duration, about 292 years: what `expires_at` says for a model that stays loaded."""
 

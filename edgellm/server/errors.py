@@ -69,7 +69,9 @@ def error_response(path: str, status: int, message: str, code: str | None = None
 
 
 def status_of(error: BaseException) -> int:
-    """HTTP status of an error."""
+    """HTTP status of an error. What nests too deeply for us is the client's doing."""
+    if isinstance(error, RecursionError):
+        return 400
     return error.http_status if isinstance(error, EdgeLLMError) else 500
 
 
@@ -79,6 +81,8 @@ def text_of(error: BaseException) -> str:
         return "server busy, please try again.  maximum pending requests exceeded"
     if isinstance(error, EdgeLLMError):
         return str(error)
+    if isinstance(error, RecursionError):
+        return "the request is nested too deeply"
     reference = secrets.token_hex(4)
     _log.error("internal error %s", reference, exc_info=error)
     return f"internal error {reference}; the server's log has the details"

@@ -1,0 +1,104 @@
+"""Durations, options and environment variables."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+
+import pytest
+
+from edgellm.errors import RequestError
+from edgellm.server.durations import keep_alive_seconds, local_stamp, parse_duration, utc_stamp
+from edgellm.server.options import parse_options
+from edgellm.server.settings import ServerSettings, parse_host
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("300ms", 0.3), ("1.5h", 5400), ("2h45m", 9900), ("-1m", -60), ("0", 0), ("1h30m", 5400), ("10us", 1e-5)],
+)
+def test_durations_read_as_go_reads_them(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["10", "abc", "", "-", "5 m", "1d", "m5", "1h30", "１s"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [(-1, math.inf), (0, 0), (300, 300), (1.5, 1.5), ("5m", 300), ("1h30m", 5400), ("300ms", 0.3), ("-1m", math.inf)]
+    + [("0", 0), ("-1", math.inf), ("", None), (None, None), (10**400, math.inf)],
+)
+def test_b20_keep_alive_formats(value: object, seconds: float | None) -> None:
+    assert keep_alive_seconds(value) == (None if seconds is None else pytest.approx(seconds))
+
+
+@pytest.mark.parametrize("value", ["abc", True, "10", [5], {}])
+def test_b20_keep_alive_refusals_name_the_field(value: object) -> None:
+    with pytest.raises(RequestError, match="keep_alive"):
+        keep_alive_seconds(value)
+
+
+def test_the_environment_may_give_keep_alive_in_bare_seconds() -> None:
+    assert ServerSettings.from_env({"OLLAMA_KEEP_ALIVE": "90"}).keep_alive == 90
+    assert ServerSettings.from_env({"OLLAMA_KEEP_ALIVE": "-1"}).keep_alive == math.inf
+
+
+def test_stamps_are_rfc_3339() -> None:
+    assert utc_stamp(0.25) == "1970-01-01T00:00:00.250000Z"
+    far = datetime.fromisoformat(local_stamp(math.inf))
+    assert far.tzinfo is not None and far.year > 2300
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("0.0.0.0", "0.0.0.0", 11434),
+        ("example.org:8080", "example.org", 8080),
+        ("http://example.org", "example.org", 80),
+        ("https://example.org/path", "example.org", 443),
+        ("[::1]:1234", "::1", 1234),
+        (":5000", "127.0.0.1", 5000),
+        ("localhost:99999999", "localhost", 11434),
+    ],
+)
+def test_hosts(text: str, host: str, port: int) -> None:
+    assert parse_host(text) == (host, port)
+
+
+def test_own_variables_go_before_ollamas() -> None:
+    env = {"EDGELLM_HOST": ' "127.0.0.1:1" ', "OLLAMA_HOST": "127.0.0.1:2", "OLLAMA_CONTEXT_LENGTH": "2048"}
+    settings = ServerSettings.from_env({**env, "OLLAMA_ORIGINS": "https://a.example, chrome-extension://*"})
+    assert (settings.port, settings.ctx) == (1, 2048)
+    assert settings.origins == ("https://a.example", "chrome-extension://*")
+
+
+def test_a_bad_variable_is_named() -> None:
+    with pytest.raises(RequestError, match="OLLAMA_MAX_QUEUE=many"):
+        ServerSettings.from_env({"OLLAMA_MAX_QUEUE": "many"})
+
+
+def test_options_become_sampling_fields() -> None:
+    given = {"num_predict": 5, "top_k": 3.0, "stop": ["a", ""], "seed": -1, "num_ctx": 64, "temperature": None}
+    options = parse_options({**given, "mirostat": 0, "num_gpu": 99, "n_ctx": 7})
+    assert options.num_ctx == 64
+    assert options.sampling == {"max_tokens": 5, "top_k": 3, "stop": ("a",), "seed": None, "mirostat": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_predict", -3), ("num_predict", "5"), ("num_predict", True), ("num_ctx", -5), ("num_ctx", "4096")]
+    + [("temperature", -1), ("temperature", "0.5"), ("temperature", 10**400), ("top_p", 1.5), ("repeat_penalty", 0)]
+    + [("stop", "a"), ("stop", [1]), ("num_predict", [1]), ("repeat_last_n", -2), ("mirostat", 3)],
+)
+def test_b27_wrong_options_are_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(RequestError, match=f'"{name}"'):
+        parse_options({name: value})
+
+
+def test_b27_unknown_options_are_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    assert parse_options({"n_ctx": 5}).sampling == {}
+    assert "n_ctx" in caplog.text
