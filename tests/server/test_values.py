@@ -29,8 +29,11 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "seconds"),
-    [(-1, math.inf), (0, 0), (300, 300), (1.5, 1.5), ("5m", 300), ("1h30m", 5400), ("300ms", 0.3), ("-1m", math.inf)]
-    + [("0", 0), ("-1", math.inf), ("", None), (None, None), (10**400, math.inf)],
+    [
+        *((forever, math.inf) for forever in (-1, "-1", "-1m", 10**400)),
+        *((unset, None) for unset in (None, "")),
+        *(((0, 0), ("0", 0), (300, 300), (1.5, 1.5), ("5m", 300), ("1h30m", 5400), ("300ms", 0.3))),
+    ],
 )
 def test_b20_keep_alive_formats(value: object, seconds: float | None) -> None:
     assert keep_alive_seconds(value) == (None if seconds is None else pytest.approx(seconds))
@@ -90,9 +93,16 @@ def test_options_become_sampling_fields() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("num_predict", -3), ("num_predict", "5"), ("num_predict", True), ("num_ctx", -5), ("num_ctx", "4096")]
-    + [("temperature", -1), ("temperature", "0.5"), ("temperature", 10**400), ("top_p", 1.5), ("repeat_penalty", 0)]
-    + [("stop", "a"), ("stop", [1]), ("num_predict", [1]), ("repeat_last_n", -2), ("mirostat", 3)],
+    [
+        *(("num_predict", value) for value in (-3, "5", True, [1])),
+        *(("num_ctx", value) for value in (-5, "4096")),
+        *(("temperature", value) for value in (-1, "0.5", 10**400)),
+        *(("stop", value) for value in ("a", [1])),
+        ("top_p", 1.5),
+        ("repeat_penalty", 0),
+        ("repeat_last_n", -2),
+        ("mirostat", 3),
+    ],
 )
 def test_b27_wrong_options_are_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(RequestError, match=f'"{name}"'):
