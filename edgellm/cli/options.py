@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
-__all__ = ["ModelFlags", "SamplingFlags", "Size", "json_option", "local_option", "model_options", "sampling_options"]
+__all__ = ["ModelFlags", "SamplingFlags", "Size", "json_option", "local_option"]
+__all__ += ["model_options", "plain_model_options", "sampling_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,12 +66,15 @@ class SamplingFlags:
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
 
 
-_MODEL = [
+_PLAIN = [
     click.option("--backend", type=click.Choice(["auto", "cpu", "metal", "cuda", "reference"]), default="auto"),
     click.option("--threads", type=click.IntRange(1, 1024), help="Default: physical cores."),
     click.option("--ctx", type=click.IntRange(1, 1 << 30), help="Most tokens one conversation may hold."),
     click.option("--memory", type=Size(), help="Budget for weights, KV cache and scratch, such as 8G."),
     click.option("--kv-type", type=click.Choice(["f32", "f16", "q8_0"]), default="f16"),
+]
+
+_ENGINE = [
     click.option("--draft", metavar="MODEL", help="A small model that guesses ahead; the answer stays the same."),
     click.option("--draft-max", type=click.IntRange(1, 64), help="Most tokens guessed at once."),
     click.option("--prompt-cache", type=click.Path(dir_okay=False), help="Keep the computed prompt in this file."),
@@ -93,11 +97,11 @@ def _gather(flags: type[Any], options: list[Callable[[F], F]], argument: str) ->
     def decorate(function: F) -> F:
         @functools.wraps(function)
         def wrapper(**values: Any) -> Any:
-            values[argument] = flags(**{name: values.pop(name) for name in names})
+            values[argument] = flags(**{name: values.pop(name) for name in names if name in values})
             return function(**values)
 
         for option in reversed(options):
-            option(wrapper)  # type: ignore[arg-type]
+            option(wrapper)
         return wrapper  # type: ignore[return-value]
 
     return decorate
@@ -105,7 +109,12 @@ def _gather(flags: type[Any], options: list[Callable[[F], F]], argument: str) ->
 
 def model_options(function: F) -> F:
     """Add the flags of `ModelFlags`; the command takes `model_flags`."""
-    return _gather(ModelFlags, _MODEL, "model_flags")(function)
+    return _gather(ModelFlags, _PLAIN + _ENGINE, "model_flags")(function)
+
+
+def plain_model_options(function: F) -> F:
+    """As `model_options`, for commands that drive the model themselves: no drafts, prompt cache or swapping."""
+    return _gather(ModelFlags, _PLAIN, "model_flags")(function)
 
 
 def sampling_options(function: F) -> F:

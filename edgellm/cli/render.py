@@ -6,7 +6,10 @@ import os
 import re
 import sys
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 __all__ = ["MarkdownPrinter", "PlainPrinter", "Printer", "split_block", "terminal_text"]
 
@@ -83,7 +86,7 @@ class MarkdownPrinter:
         self._live = self._new_live()
         self._shown_at = 0.0
 
-    def _new_live(self):  # type: ignore[no-untyped-def]
+    def _new_live(self) -> Live:
         from rich.live import Live
 
         return Live(console=self._console, auto_refresh=False, transient=True, redirect_stdout=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ def package_modules() -> dict[str, Path]:
     return modules
 
 
-@lru_cache(maxsize=None)
+@cache
 def syntax(path: Path) -> ast.Module:
     """The file's syntax tree."""
     return ast.parse(path.read_text(encoding="utf-8"), str(path))

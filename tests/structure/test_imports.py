@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 
 import pytest
 
@@ -10,10 +12,11 @@ from tests.structure.sources import imported_modules, package_modules, syntax
 
 # Part -> the parts it may import besides itself. A module belongs to the longest prefix that names it.
 L0 = {"edgellm", "edgellm.config", "edgellm.errors", "edgellm.quants"}
-PLAIN_MODELS = {"edgellm.models", "edgellm.models.config", "edgellm.models.registry"}
-LOWER = {*L0, "edgellm.loader", "edgellm.tokenizer", "edgellm.chat"}
-SCHEDULING = {f"edgellm.engine.{name}" for name in ("request", "block_pool", "kv_cache", "scheduler", "memory")}
-BACKENDS = {"edgellm.backends", "edgellm.backends.base", "edgellm.backends.reference", "edgellm.backends.cpu"}
+PLAIN_MODELS = {f"edgellm.models.{name}" for name in ("config", "registry", "metadata")}
+LOWER = {*L0, "edgellm.memory", "edgellm.loader", "edgellm.tokenizer", "edgellm.chat"}
+SCHEDULING = {f"edgellm.engine.{name}" for name in ("request", "block_pool", "kv_cache", "scheduler")}
+BACKENDS = {f"edgellm.backends{name}" for name in ("", ".base", ".reference", ".cpu")}
+REFERENCE = {f"edgellm.backends.{name}" for name in ("base", "dequant", "dequant_iq", "reference_kv")}
 ENGINE = {*SCHEDULING, "edgellm.engine", "edgellm.engine.model_runner"}
 MAY_IMPORT: dict[str, set[str]] = {
     "edgellm": {"edgellm.config", "edgellm.llm"},
@@ -25,14 +28,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "edgellm.chat": {*L0, "edgellm.tokenizer"},
     "edgellm.backends": {*L0, *BACKENDS, "edgellm.backends.metal", "edgellm.backends.cuda"},
     "edgellm.backends.base": L0,
-    "edgellm.backends.reference": {*L0, "edgellm.backends.base"},
+    "edgellm.backends.reference": {*L0, *REFERENCE},
+    **{part: {*L0, *REFERENCE} for part in REFERENCE - {"edgellm.backends.base"}},
     "edgellm.backends.cpu": {*L0, "edgellm.backends.base"},
     "edgellm.backends.metal": {*L0, "edgellm.backends.base"},
     "edgellm.backends.cuda": {*L0, "edgellm.backends.base"},
     "edgellm.models.config": L0,
-    "edgellm.models.registry": {*L0, "edgellm.models.config"},
+    "edgellm.models.metadata": {*L0, "edgellm.models.config"},
+    # `load_model` imports the forward code when it is called; the planner never calls it (test below).
+    "edgellm.models.registry": {*L0, *PLAIN_MODELS, "edgellm.models"},
+    "edgellm.memory": {*L0, "edgellm.models.config"},
     "edgellm.models": {*L0, *PLAIN_MODELS, "edgellm.backends.base"},
-    **{part: {*L0, *PLAIN_MODELS, *SCHEDULING} for part in SCHEDULING},
+    **{part: {*L0, *PLAIN_MODELS, *SCHEDULING, "edgellm.memory"} for part in SCHEDULING},
     "edgellm.engine.model_runner": {*L0, *PLAIN_MODELS, *ENGINE, "edgellm.backends.base"},
     "edgellm.engine": {*LOWER, *PLAIN_MODELS, *ENGINE, "edgellm.backends", "edgellm.backends.base"},
     "edgellm.hub": {*L0, "edgellm.loader", *PLAIN_MODELS, *SCHEDULING},
@@ -75,6 +82,14 @@ def test_the_scheduler_side_knows_no_arrays(module: str) -> None:
         if isinstance(node, (ast.Import, ast.ImportFrom))
     }
     assert not {name.partition(".")[0] for name in names} & {"numpy", "numba", "mlx", "llvmlite"}
+
+
+def test_a_plan_needs_no_backend_and_no_forward_code() -> None:
+    code = (
+        "import sys, edgellm.models.registry, edgellm.memory; print(*sorted(m for m in sys.modules if 'edgellm.' in m))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {part_of(name) for name in loaded} <= {*L0, *PLAIN_MODELS, "edgellm.memory", "edgellm.models"}
 
 
 def test_imports_are_absolute() -> None:

@@ -1,0 +1,1 @@
+"""What `edgellm bench` and `edgellm perplexity` compute."""
