@@ -12,7 +12,7 @@ from edgellm.backends.base import Array, AttentionSpec, Batch, KVPages, RopeSpec
 from edgellm.models.config import ModelConfig
 from edgellm.models.tensors import Tensors
 
-__all__ = ["MLP", "Attention", "LayerNorm", "Linear", "MoE", "RMSNorm"]
+__all__ = ["MLP", "Attention", "GatedExpert", "LayerNorm", "Linear", "MoE", "RMSNorm"]
 
 
 class Linear:
@@ -171,3 +171,16 @@ class MoE:
         ids, weights = self.b.route(self.ffn_gate_inp(x), self.route, self.exp_probs_b)
         h = self.b.activate(self.kind, self.ffn_gate_exps(x, ids), self.ffn_up_exps(x, ids))
         return self.b.combine(self.ffn_down_exps(h, ids), weights)
+
+
+class GatedExpert:
+    """A shared expert: sigmoid(gate x) * mlp(x), with one gate value per token."""
+
+    def __init__(self, t: Tensors, name: str, dim: int, mlp: MLP):
+        self.b, self.mlp = t.backend, mlp
+        self.gate = Linear(t, name, 1, dim)
+
+    def __call__(self, x: Array) -> Array:
+        # A router with one expert to choose from gives the sigmoid as that expert's weight.
+        _, weights = self.b.route(self.gate(x), RouteSpec(1, "sigmoid", normalise=False))
+        return self.b.combine(self.mlp(x).reshape(x.shape[0], 1, x.shape[1]), weights)

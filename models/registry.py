@@ -19,11 +19,27 @@ if TYPE_CHECKING:
 __all__ = ["SUPPORTED", "config_from_metadata", "load_model", "model_class"]
 
 _CLASSES = {
+    "cohere2": "cohere2.Cohere2",
+    "command-r": "command_r.CommandR",
+    "ernie4_5": "ernie4_5.Ernie45",
+    "exaone4": "exaone4.Exaone4",
+    "gemma": "gemma.Gemma",
     "gemma2": "gemma2.Gemma2",
     "gemma3": "gemma3.Gemma3",
+    "glm4": "glm4.Glm4",
+    "gpt-oss": "gpt_oss.GptOss",
+    "granite": "granite.Granite",
     "llama": "llama.Llama",
+    "olmo2": "olmo2.Olmo2",
+    "olmoe": "olmoe.OLMoE",
+    "phi3": "phi3.Phi3",
     "qwen2": "qwen2.Qwen2",
+    "qwen2moe": "qwen2moe.Qwen2MoE",
     "qwen3": "qwen3.Qwen3",
+    "qwen3moe": "qwen3moe.Qwen3MoE",
+    "smollm3": "smollm3.SmolLM3",
+    "stablelm": "stablelm.StableLM",
+    "starcoder2": "starcoder2.StarCoder2",
 }
 """`general.architecture` -> module and class in this package."""
 

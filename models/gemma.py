@@ -1,0 +1,44 @@
+"""Gemma: pre-norm blocks, gated tanh-GELU MLP, embedding times sqrt(dim), tied head; halves rotate.
+
+The `+ 1` of Gemma's norms is already in the file's weights.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from edgellm.backends.base import Array, Batch, KVPages, RopeSpec
+from edgellm.models.config import ModelConfig
+from edgellm.models.decoder import Decoder
+from edgellm.models.layers import MLP, Attention, RMSNorm
+from edgellm.models.metadata import Metadata, base_config
+from edgellm.models.tensors import Tensors
+
+__all__ = ["Gemma"]
+
+
+class Block:
+    """norm, attend, add; norm, MLP, add."""
+
+    def __init__(self, t: Tensors, c: ModelConfig, layer: int, rope: RopeSpec | None):
+        self.b = t.backend
+        self.attn_norm = RMSNorm(t, "attn_norm", c.norm_eps, c.dim)
+        self.attn = Attention(t, c, layer, rope)
+        self.ffn_norm = RMSNorm(t, "ffn_norm", c.norm_eps, c.dim)
+        self.ffn = MLP(t, c.dim, c.ffn_dim, "gelu_tanh")
+
+    def __call__(self, x: Array, batch: Batch, kv: KVPages) -> Array:
+        x = self.b.add(x, self.attn(self.attn_norm(x), batch, kv))
+        return self.b.add(x, self.ffn(self.ffn_norm(x)))
+
+
+class Gemma(Decoder):
+    """Arch `gemma`."""
+
+    block = Block
+
+    @staticmethod
+    def read_config(meta: Metadata) -> ModelConfig:
+        c = base_config(meta, adjacent=False)
+        return replace(c, embedding_scale=math.sqrt(c.dim))

@@ -1,0 +1,47 @@
+"""Granite: Llama's block with four factors: on the embedding, on the scores, on what each half adds, on the logits.
+
+The last is stored as a divisor. q and k are re-ordered like Llama's, so adjacent pairs rotate.
+"""
+
+from __future__ import annotations
+
+from edgellm.backends.base import Array, Batch, KVPages, RopeSpec
+from edgellm.models.config import ModelConfig
+from edgellm.models.decoder import Decoder
+from edgellm.models.layers import MLP, Attention, RMSNorm
+from edgellm.models.metadata import Metadata, base_config
+from edgellm.models.tensors import Tensors
+
+__all__ = ["Granite"]
+
+
+class Block:
+    """norm, attend, add scaled; norm, MLP, add scaled."""
+
+    def __init__(self, t: Tensors, c: ModelConfig, layer: int, rope: RopeSpec | None):
+        self.b, self.residual_scale = t.backend, c.residual_scale
+        self.attn_norm = RMSNorm(t, "attn_norm", c.norm_eps, c.dim)
+        self.attn = Attention(t, c, layer, rope)
+        self.ffn_norm = RMSNorm(t, "ffn_norm", c.norm_eps, c.dim)
+        self.ffn = MLP(t, c.dim, c.ffn_dim, "silu")
+
+    def __call__(self, x: Array, batch: Batch, kv: KVPages) -> Array:
+        x = self.b.add(x, self.attn(self.attn_norm(x), batch, kv), self.residual_scale)
+        return self.b.add(x, self.ffn(self.ffn_norm(x)), self.residual_scale)
+
+
+class Granite(Decoder):
+    """Arch `granite`."""
+
+    block = Block
+
+    @staticmethod
+    def read_config(meta: Metadata) -> ModelConfig:
+        return base_config(
+            meta,
+            adjacent=True,
+            embedding_scale=meta.number("embedding_scale", 1.0),
+            residual_scale=meta.number("residual_scale", 1.0),
+            attn_scale=meta.number("attention.scale", 0.0, low=0),
+            logit_scale=1 / (meta.number("logit_scale", 1.0, low=0) or 1.0),
+        )

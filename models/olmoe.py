@@ -1,0 +1,38 @@
+"""OLMoE: pre-norm blocks, RMS norms over the whole of q and k, experts whose weights are not renormalised; halves
+rotate."""
+
+from __future__ import annotations
+
+from edgellm.backends.base import Array, Batch, KVPages, RopeSpec, RouteSpec
+from edgellm.models.config import ModelConfig
+from edgellm.models.decoder import Decoder
+from edgellm.models.layers import Attention, MoE, RMSNorm
+from edgellm.models.metadata import Metadata, base_config
+from edgellm.models.tensors import Tensors
+
+__all__ = ["OLMoE"]
+
+
+class Block:
+    """norm, attend, add; norm, experts, add."""
+
+    def __init__(self, t: Tensors, c: ModelConfig, layer: int, rope: RopeSpec | None):
+        self.b = t.backend
+        self.attn_norm = RMSNorm(t, "attn_norm", c.norm_eps, c.dim)
+        self.attn = Attention(t, c, layer, rope, qk_norm=RMSNorm, qk_norm_over="row")
+        self.ffn_norm = RMSNorm(t, "ffn_norm", c.norm_eps, c.dim)
+        self.ffn = MoE(t, c, RouteSpec(c.n_experts_used, normalise=False))
+
+    def __call__(self, x: Array, batch: Batch, kv: KVPages) -> Array:
+        x = self.b.add(x, self.attn(self.attn_norm(x), batch, kv))
+        return self.b.add(x, self.ffn(self.ffn_norm(x)))
+
+
+class OLMoE(Decoder):
+    """Arch `olmoe`."""
+
+    block = Block
+
+    @staticmethod
+    def read_config(meta: Metadata) -> ModelConfig:
+        return base_config(meta, adjacent=False)

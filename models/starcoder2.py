@@ -1,0 +1,37 @@
+"""StarCoder 2: layer norms and biases everywhere, an MLP without a gate (tanh GELU); halves rotate."""
+
+from __future__ import annotations
+
+from edgellm.backends.base import Array, Batch, KVPages, RopeSpec
+from edgellm.models.config import ModelConfig
+from edgellm.models.decoder import Decoder
+from edgellm.models.layers import MLP, Attention, LayerNorm
+from edgellm.models.metadata import Metadata, base_config
+from edgellm.models.tensors import Tensors
+
+__all__ = ["StarCoder2"]
+
+
+class Block:
+    """norm, attend, add; norm, MLP, add."""
+
+    def __init__(self, t: Tensors, c: ModelConfig, layer: int, rope: RopeSpec | None):
+        self.b = t.backend
+        self.attn_norm = LayerNorm(t, "attn_norm", c.norm_eps, c.dim)
+        self.attn = Attention(t, c, layer, rope)
+        self.ffn_norm = LayerNorm(t, "ffn_norm", c.norm_eps, c.dim)
+        self.ffn = MLP(t, c.dim, c.ffn_dim, "gelu_tanh", gated=False)
+
+    def __call__(self, x: Array, batch: Batch, kv: KVPages) -> Array:
+        x = self.b.add(x, self.attn(self.attn_norm(x), batch, kv))
+        return self.b.add(x, self.ffn(self.ffn_norm(x)))
+
+
+class StarCoder2(Decoder):
+    """Arch `starcoder2`."""
+
+    block, norm = Block, LayerNorm
+
+    @staticmethod
+    def read_config(meta: Metadata) -> ModelConfig:
+        return base_config(meta, adjacent=False, layer_norm=True)
