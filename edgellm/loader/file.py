@@ -112,10 +112,10 @@ class GGUFFile:
         for shard in self._shards:
             size, head = len(shard.bytes), shard.header.header_bytes
             digest.update(size.to_bytes(8, "little"))
-            digest.update(shard.bytes[:head])
+            digest.update(shard.bytes[:head].data)
             for i in range(_SAMPLES):
                 start = head + (size - head) * i // _SAMPLES
-                digest.update(shard.bytes[start : start + _SAMPLE])
+                digest.update(shard.bytes[start : start + _SAMPLE].data)
         return digest.hexdigest()
 
     def close(self) -> None:

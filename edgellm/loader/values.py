@@ -60,12 +60,12 @@ SCALARS: dict[ValueType, struct.Struct] = {
 
 
 class ValueRef(NamedTuple):
-    """Where a value lies: `count` is the byte length of a string, the element count of an array, else 1."""
+    """Where a value lies: `length` is the byte length of a string, the element count of an array, else 1."""
 
     type: ValueType
     element: ValueType
     pos: int
-    count: int
+    length: int
     end: int
 
 
@@ -135,7 +135,7 @@ class NumberArray(Sequence[Any]):
     def __getitem__(self, index: int | slice) -> Any:
         return self._values[index].tolist()
 
-    def __array__(self, dtype: npt.DTypeLike = None, copy: bool | None = None) -> npt.NDArray[Any]:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         changed = dtype is not None and np.dtype(dtype) != self._values.dtype
         return self._values.astype(dtype) if changed or copy else self._values
 
@@ -174,7 +174,7 @@ class Metadata(Mapping[str, Any]):
         """Type as the file has it, such as `uint32`, `string` or `string[128256]`."""
         ref = self._refs[key]
         name = ref.element.name.lower()
-        return f"{name}[{ref.count}]" if ref.type is ValueType.ARRAY else name
+        return f"{name}[{ref.length}]" if ref.type is ValueType.ARRAY else name
 
     def _decode(self, ref: ValueRef) -> Any:
         if ref.type is ValueType.STRING:
@@ -183,17 +183,18 @@ class Metadata(Mapping[str, Any]):
             return SCALARS[ref.type].unpack_from(self._buffer, ref.pos)[0]
         values: Sequence[Any]
         if ref.element is ValueType.STRING:
-            values = StringArray(self._buffer, ref.pos, ref.count, ref.end)
+            values = StringArray(self._buffer, ref.pos, ref.length, ref.end)
         else:
             values = NumberArray(_numbers(self._buffer, ref))
-        return list(values) if ref.count <= SMALL_ARRAY else values
+        return list(values) if ref.length <= SMALL_ARRAY else values
 
 
 def _numbers(buffer: Buffer, ref: ValueRef) -> npt.NDArray[Any]:
     if ref.element is ValueType.BOOL:
-        raw = np.frombuffer(buffer, dtype=np.uint8, count=ref.count, offset=ref.pos)
-        return raw != 0  # a byte other than 0 and 1 is no valid numpy bool
-    return np.frombuffer(buffer, dtype=_DTYPES[ref.element], count=ref.count, offset=ref.pos)
+        raw = np.frombuffer(buffer, dtype=np.uint8, count=ref.length, offset=ref.pos)
+        flags: npt.NDArray[np.bool_] = raw != 0
+        return flags  # a byte other than 0 and 1 is no valid numpy bool
+    return np.frombuffer(buffer, dtype=_DTYPES[ref.element], count=ref.length, offset=ref.pos)
 
 
 _DTYPES: dict[ValueType, str] = {

@@ -1,0 +1,95 @@
+"""Writes that survive a crash, and locks between processes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edgellm.errors import StoreError
+
+__all__ = ["locked", "make_folder", "sync_folder", "try_lock", "write_atomic", "write_failed"]
+
+
+def write_failed(path: Path, error: OSError) -> StoreError:
+    """What to tell a user whose disk did not take a write."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreError(f"no space left on the disk of {path.parent}; free some and try again, what came is kept")
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return StoreError(f"{path.parent} cannot be written ({error.strerror}); set EDGELLM_HOME to a writable folder")
+    return StoreError(f"{path} cannot be written: {error.strerror}")
+
+
+def make_folder(folder: Path) -> Path:
+    """The folder, made with its parents where it is not there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_failed(folder / "x", error) from None
+    return folder
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames and new names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Writes a file so that at any moment, also after a power loss, it has its old or its new content."""
+    make_folder(path.parent)
+    temporary = ""
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=".new-", dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        if temporary and os.path.exists(temporary):
+            os.unlink(temporary)
+        raise write_failed(path, error) from None
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the lock file `path` among all processes; it goes when the process dies."""
+    handle = _open_lock(path)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def try_lock(path: Path) -> Iterator[bool]:
+    """As `locked`, but gives False at once where another process holds it."""
+    handle = _open_lock(path)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = True
+        except BlockingIOError:
+            held = False
+        yield held
+    finally:
+        os.close(handle)
+
+
+def _open_lock(path: Path) -> int:
+    make_folder(path.parent)
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise write_failed(path, error) from None
