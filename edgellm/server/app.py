@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from edgellm.errors import EdgeLLMError
-from edgellm.server import ollama_models, ollama_routes, openai_routes
+from edgellm.server import ollama_models, ollama_routes, openai_routes, pages
 from edgellm.server.bridge import Bridge
 from edgellm.server.catalog import Catalog, ModelRecord
 from edgellm.server.errors import on_error, on_http_error
@@ -64,6 +64,8 @@ def _routes() -> list[Route]:
         Route("/", models.root),
         Route("/health", health),
         Route("/metrics", metrics_page),
+        Route("/ui", pages.ui_root),
+        Route("/ui/{name:path}", pages.ui_file),
         Route("/api/version", models.version),
         Route("/api/status", models.status),
         Route("/api/tags", models.tags),

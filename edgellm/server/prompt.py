@@ -41,9 +41,9 @@ def build_prompt(
     else:
         turns = chat_turns(job, record)
         template = _template(job, record, llm)
-        ids = _chat_ids(turns, job, template, llm, kwargs)
+        ids = _chat_ids(turns, job, template, kwargs)
         if len(ids) >= limit and job.truncate:
-            return _cut(turns, ids, job, template, llm, kwargs, limit)
+            return _cut(turns, ids, job, template, kwargs, limit)
     if job.context:
         ids = _after_context(job.context, ids, llm)
     if len(ids) >= limit:
@@ -67,20 +67,20 @@ def _template(job: Job, record: ModelRecord, llm: Any) -> Any:
         return llm.template
     if _GO_TEMPLATE.search(source):
         raise RequestError("the template is a Go template; edgellm reads Jinja templates only")
-    return llm.template.with_source(source)
+    from edgellm.chat.template import ChatTemplate
+
+    return ChatTemplate(source, llm.tokenizer)
 
 
-def _chat_ids(turns: list[dict[str, Any]], job: Job, template: Any, llm: Any, kwargs: Mapping[str, Any]) -> list[int]:
+def _chat_ids(turns: list[dict[str, Any]], job: Job, template: Any, kwargs: Mapping[str, Any]) -> list[int]:
     """Ids of a chat. When the last turn is the assistant's, the answer goes on from its text."""
     tools = list(job.tools) if job.tools and job.tool_choice != "none" else None
-    prefill = ""
-    if turns and turns[-1]["role"] == "assistant" and not turns[-1].get("tool_calls"):
-        prefill = turns[-1]["content"]
-        turns = turns[:-1]
-    ids: list[int] = list(template.encode(turns, tools=tools, add_generation_prompt=True, **kwargs))
-    if prefill:
-        ids += llm.tokenizer.encode(prefill, special=False, bos=False)
-    return ids
+    goes_on = turns[-1]["role"] == "assistant" and not turns[-1].get("tool_calls") if turns else False
+    if goes_on and not turns[-1]["content"].strip():
+        turns, goes_on = turns[:-1], False
+    if goes_on:
+        kwargs = {**kwargs, "continue_final_message": True}
+    return list(template.encode(turns, tools=tools, add_generation_prompt=not goes_on, **kwargs))
 
 
 def _cut(
@@ -88,7 +88,6 @@ def _cut(
     whole: list[int],
     job: Job,
     template: Any,
-    llm: Any,
     kwargs: Mapping[str, Any],
     limit: int,
 ) -> tuple[list[int], tuple[int, int]]:
@@ -99,7 +98,7 @@ def _cut(
     def fits_in(room: int) -> Any:
         def fits(some: list[dict[str, Any]]) -> bool:
             if len(some) not in known:
-                known[len(some)] = _chat_ids(some, job, template, llm, kwargs)
+                known[len(some)] = _chat_ids(some, job, template, kwargs)
             return len(known[len(some)]) <= room
 
         return fits
