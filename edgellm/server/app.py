@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -31,9 +31,14 @@ __all__ = ["create_app"]
 
 
 def create_app(
-    settings: ServerSettings, catalog: Catalog, load: Callable[[ModelRecord, int], Any], budget: int
+    settings: ServerSettings,
+    catalog: Catalog,
+    load: Callable[[ModelRecord, int], Any],
+    budget: int,
+    preload: Sequence[ModelRecord] = (),
 ) -> Starlette:
-    """The application. `load` makes an `LLM` of a record within so many bytes; `budget`: bytes for all models."""
+    """The application. `load` makes an `LLM` of a record within so many bytes; `budget`: bytes for all models.
+    The models of `preload` are loaded before the first request is taken."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -43,6 +48,8 @@ def create_app(
         bridge = Bridge(asyncio.get_running_loop())
         app.state.server = ServerState(settings, catalog, manager, metrics, bridge)
         try:
+            for record in preload:
+                (await manager.acquire(record)).release()
             yield
         finally:
             await manager.close()

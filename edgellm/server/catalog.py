@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,6 +32,10 @@ class ModelRecord:
     """Option names and values, as in a Modelfile's PARAMETER lines."""
     messages: tuple[dict[str, str], ...] = ()
     license: tuple[str, ...] = ()
+    draft: Path | None = None
+    """A draft model for speculation."""
+    origin: str = "file"
+    """Whose store it lies in: `edgellm`, `ollama`, `huggingface`; `file`: none, it was named on the command line."""
     parent: str = ""
 
 
@@ -50,16 +54,16 @@ class Catalog(Protocol):
         """What the file's header says."""
         ...
 
+    def metadata(self, record: ModelRecord) -> dict[str, Any]:
+        """All of the file's metadata, long arrays included."""
+        ...
+
     def copy(self, source: str, destination: str) -> None:
         """Gives a model a second name."""
         ...
 
     def delete(self, name: str) -> None:
         """Removes a name, and its data when no other name needs it."""
-        ...
-
-    def pull(self, name: str, insecure: bool) -> AsyncIterator[dict[str, Any]]:
-        """Progress objects of a download."""
         ...
 
 

@@ -23,7 +23,6 @@ __all__ = ["OLLAMA_VERSION", "copy", "delete", "me", "ps", "push", "root", "show
 
 OLLAMA_VERSION = "0.33.0"
 """The version of Ollama whose API this is; clients compare it with the one they need."""
-_MAX_ARRAY = 5
 
 
 class NameBody(Wire):
@@ -128,12 +127,13 @@ async def show(request: Request) -> Response:
     catalog = request.app.state.server.catalog
     record = await find_model(request.app.state.server, body.wanted)
     details = await asyncio.to_thread(catalog.details, record)
+    metadata = await asyncio.to_thread(catalog.metadata, record) if body.verbose else details.metadata
     reply: dict[str, Any] = {
         "modelfile": _modelfile(record),
         "parameters": parameters_text(record.params),
         "template": record.shown_template or record.template or details.chat_template,
         "details": _details(record, details),
-        "model_info": model_info(details, bool(body.verbose)),
+        "model_info": model_info(details, metadata),
         "capabilities": list(details.capabilities),
         "modified_at": local_stamp(record.modified_at),
     }
@@ -149,31 +149,14 @@ async def show(request: Request) -> Response:
     return JSONReply(reply)
 
 
-def model_info(details: ModelDetails, verbose: bool) -> dict[str, Any]:
-    """The file's metadata by key. Long arrays are emptied unless `verbose`: a vocabulary is megabytes of JSON."""
-    info: dict[str, Any] = {}
-    for key, value in details.metadata.items():
-        if key in ("general.name", "tokenizer.chat_template"):
-            continue
-        if isinstance(value, (str, int, float, bool)):
-            info[key] = None if isinstance(value, float) and not math.isfinite(value) else value
-        else:
-            info[key] = _plain(value) if verbose or len(value) <= _MAX_ARRAY else []
+def model_info(details: ModelDetails, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The file's metadata by key, with the keys that clients count on."""
+    hidden = ("general.name", "tokenizer.chat_template")
+    info = {key: value for key, value in metadata.items() if key not in hidden}
     info.setdefault("general.architecture", details.family)
     info.setdefault("general.parameter_count", details.parameter_count)
-    info.setdefault("general.basename", details.metadata.get("general.name", details.family))
+    info.setdefault("general.basename", metadata.get("general.name", details.family))
     return info
-
-
-def _plain(values: Any) -> list[Any]:
-    """An array as JSON can hold it."""
-    found = []
-    for value in values:
-        item = value.item() if hasattr(value, "item") else value
-        if isinstance(item, bytes):
-            item = item.decode("utf-8", "replace")
-        found.append(None if isinstance(item, float) and not math.isfinite(item) else item)
-    return found
 
 
 def parameters_text(params: Mapping[str, Any]) -> str:

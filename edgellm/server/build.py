@@ -1,0 +1,29 @@
+"""The application of a real server, from its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from starlette.applications import Starlette
+
+from edgellm.server.app import create_app
+from edgellm.server.hub_catalog import HubCatalog
+from edgellm.server.loading import Loader
+from edgellm.server.settings import ServerSettings
+
+__all__ = ["build_app"]
+
+
+def build_app(settings: ServerSettings, models: Sequence[str] = ()) -> Starlette:
+    """The application. `models` (names, or paths of .gguf files) are loaded when it starts.
+
+    Raises ModelNotFound for one that is not here.
+    """
+    from edgellm.hub.names import is_path
+    from edgellm.memory import default_budget
+
+    catalog = HubCatalog()
+    first = [catalog.add_file(Path(model)) if is_path(model) else catalog.find_or_fetch(model) for model in models]
+    budget = settings.memory or default_budget()
+    return create_app(settings, catalog, Loader(settings, budget), budget, preload=first)
