@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from edgellm.cli.machine import default_threads
 from edgellm.cli.options import json_option
 from edgellm.cli.show import size_text
 from edgellm.errors import BackendUnavailable
@@ -55,8 +56,7 @@ def examine(threads: int | None) -> dict[str, Any]:
     from edgellm.backends.cpu.bandwidth import measure_bandwidth
     from edgellm.config import home
 
-    physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    used = threads or min(physical, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical)
+    used = threads or default_threads()
     features = simd.host_features()
     backends = {name: _backend(name) for name in ("cpu", "metal", "cuda", "reference")}
     # Read before the bandwidth test takes its own gigabyte.
@@ -68,7 +68,7 @@ def examine(threads: int | None) -> dict[str, Any]:
         "cpu": llvm.get_host_cpu_name(),
         "isa": simd.ISA,
         "features": [name for name in _FEATURES if name in features],
-        "cores": physical,
+        "cores": psutil.cpu_count(logical=False) or os.cpu_count(),
         "logical_cores": os.cpu_count(),
         "threads": used,
         "memory_bytes": psutil.virtual_memory().total,
