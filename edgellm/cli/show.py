@@ -13,6 +13,7 @@ import click
 
 from edgellm.cli.opening import model_path
 from edgellm.cli.options import json_option
+from edgellm.cli.render import terminal_text
 from edgellm.errors import EdgeLLMError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def describe(gguf: GGUFFile) -> dict[str, Any]:
         "name": metadata.get("general.name"),
         "architecture": architecture,
         "parameters": sum(math.prod(tensor.shape) for tensor in gguf.tensors.values()),
-        "file_bytes": gguf.nbytes,
+        "file_bytes": sum(path.stat().st_size for path in gguf.paths),
         "tensors": sum(types.values()),
         "quant_types": dict(types.most_common()),
     }
@@ -119,7 +120,7 @@ def _print(path: Path, facts: dict[str, Any]) -> None:
     lines = f"{len(template.splitlines())} lines (--template prints it)" if template else "none in the file"
     rows.append(("chat template", lines))
     for key, value in rows:
-        click.echo(f"{key:<18} {value}")
+        click.echo(f"{key:<18} {terminal_text(value)}")
 
 
 def _number(value: Any) -> str:

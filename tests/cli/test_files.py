@@ -1,0 +1,112 @@
+"""`tokenize` and `show` on files: what they print, and how they fail."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from edgellm.cli.main import main
+from tests.support.tiny import tiny_gguf
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    # One line of the name would clear the screen if it reached a terminal as it is.
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    return str(tiny_gguf(path, metadata={"general.name": "tiny\x1b[2J", "general.license": "cc0-1.0"}))
+
+
+class Stdin(io.TextIOWrapper):
+    def __init__(self, data: bytes):
+        super().__init__(io.BytesIO(data), encoding="utf-8")
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *words: str):
+    assert main([*words, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.count("\n") == 1
+    return json.loads(captured.out)
+
+
+def test_tokenize_gives_ids_and_stored_tokens(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    # tests/support/tiny.py: 3 control tokens, 256 bytes in order, the merges. "t h" comes first, so "Ġt h" cannot apply.
+    ids = [3 + ord("a"), 3 + ord(" "), 3 + 256, 3 + ord("e")]
+    assert run_json(capsys, "tokenize", model, "a the") == {"ids": ids, "tokens": ["a", "Ġ", "th", "e"]}
+
+
+def test_tokenize_takes_control_tokens_as_text_unless_asked(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_json(capsys, "tokenize", model, "<|im_end|>", "--special")["ids"] == [2]
+    assert len(run_json(capsys, "tokenize", model, "<|im_end|>")["ids"]) == 10
+    assert run_json(capsys, "tokenize", model, "a", "--bos")["ids"][0] == 0
+
+
+def test_tokenize_reads_stdin_byte_for_byte(model: str, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.setattr("sys.stdin", Stdin(b"a\r\n"))
+    assert run_json(capsys, "tokenize", model)["ids"] == [3 + ord("a"), 3 + ord("\r"), 3 + ord("\n")]
+
+
+def test_stdin_that_is_not_utf8_is_said(model: str, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.setattr("sys.stdin", Stdin(b"a\xffb"))
+    assert main(["tokenize", model, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "edgellm: stdin is not UTF-8 at byte 1; such bytes are read as U+FFFD\n"
+    assert json.loads(captured.out)["ids"] == [3 + byte for byte in b"a\xef\xbf\xbdb"]
+
+
+def test_show_json(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = run_json(capsys, "show", model)
+    assert facts["architecture"] == "llama"
+    assert facts["supported"] is True
+    assert (facts["layers"], facts["heads"], facts["kv_heads"], facts["embedding_length"]) == (2, 4, 2, 64)
+    assert facts["context_length"] == 256
+    assert facts["tokenizer"]["vocabulary"] == 300
+    assert facts["file_bytes"] == Path(model).stat().st_size
+    # Embedding, two layers of q, o (64 x 64), k, v (32 x 64), three of 96 x 64 and two norms; the last norm.
+    assert facts["parameters"] == 300 * 64 + 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64 + 2 * 64) + 64
+
+
+def test_show_prints_a_table_without_control_characters(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", model]) == 0
+    out = capsys.readouterr().out
+    rows = dict(line.split(None, 1) for line in out.splitlines())
+    assert rows["architecture"] == "llama" and rows["license"] == "cc0-1.0"
+    assert rows["name"] == "tiny␛[2J"
+    assert "\x1b" not in out
+
+
+def test_show_template(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", model, "--template"]) == 0
+    assert capsys.readouterr().out.startswith("{% for m in messages %}")
+
+
+def test_show_says_why_an_architecture_cannot_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf")
+    path.write_bytes(path.read_bytes().replace(b"llama", b"lxama"))
+    facts = run_json(capsys, "show", str(path))
+    assert facts["architecture"] == "lxama"
+    assert facts["supported"] is False and "lxama" in facts["unsupported_reason"]
+
+
+@pytest.mark.parametrize("command", [["show"], ["tokenize"], ["run", "x"]])
+@pytest.mark.parametrize("content", [None, b"", b"GGUF", b"GGML" + bytes(100), b"GGUF\x03\0\0\0" + b"\xff" * 16])
+def test_a_bad_file_is_one_line_and_exit_1(
+    command, content, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bad.gguf"
+    if content is not None:
+        path.write_bytes(content)
+    assert main([command[0], str(path), *command[1:]]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("edgellm: ") and captured.err.count("\n") == 1
+    assert "bad.gguf" in captured.err
+
+
+def test_an_unknown_name_says_how_to_get_it(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "none"))
+    assert main(["show", "no-such-model"]) == 1
+    assert "edgellm pull no-such-model" in capsys.readouterr().err
