@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgellm.config import SamplingParams
-from edgellm.errors import RequestError
+from edgellm.errors import MemoryBudgetError, RequestError
 from edgellm.measure.traffic import kv_read_bytes, weight_read_bytes
 
 if TYPE_CHECKING:
     from edgellm.llm import LLM
+
+LEAST_CHUNK = 8
+"""Prompt tokens that the engine computes in a step at least, while others decode."""
 
 __all__ = ["BenchPlan", "BenchResult", "longest_sequence", "run_bench"]
 
@@ -69,8 +72,10 @@ class BenchResult:
 
 
 def longest_sequence(plan: BenchPlan) -> int:
-    """Tokens one sequence needs room for, so that the model can be opened with that context."""
-    decode = max(plan.depths) + plan.gen + 2 if plan.gen else 0
+    """Tokens one sequence needs room for, so that the model can be opened with that context. Sequences that are ready
+    early decode on while the others' prompts are computed, at most one token for each of their chunks."""
+    waiting = (max(plan.batches) - 1) * (max(plan.depths) // LEAST_CHUNK + 1)
+    decode = max(plan.depths) + plan.gen + waiting + 2 if plan.gen else 0
     return max(plan.prompt + 2, decode, max(plan.rows) + 1, 2)
 
 
@@ -90,31 +95,33 @@ class _Rig:
     def prompt_time(self, n: int) -> float:
         """Seconds from submitting a prompt of `n` tokens to its first new token."""
         engine = self.llm.engine
+        ids = self.ids(n)
         started = time.perf_counter()
-        request = engine.add_request(self.ids(n), SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
-        while not request.finished:
+        engine.add_request(ids, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
+        while engine.has_work:
             engine.step()
         return time.perf_counter() - started
 
     def decode_time(self, prompts: list[list[int]], n_gen: int) -> float:
         """Seconds in which every sequence gets `n_gen` tokens, once all have had their prompts."""
         engine = self.llm.engine
-        params = SamplingParams(temperature=0, max_tokens=n_gen + 2 * len(prompts) + 64, ignore_eos=True)
+        # Sequences whose prompts are done first go on while the others' are computed.
+        params = SamplingParams(temperature=0, max_tokens=-1, ignore_eos=True)
         requests = [engine.add_request(prompt, params) for prompt in prompts]
-        while any(not request.output_ids for request in requests):
+        while any(request.num_tokens == request.num_prompt_tokens for request in requests):
             engine.step()
-        before = [len(request.output_ids) for request in requests]
+        before = [request.num_tokens for request in requests]
         started = time.perf_counter()
         for _ in range(n_gen):
             engine.step()
         seconds = time.perf_counter() - started
-        made = [len(request.output_ids) - n for request, n in zip(requests, before, strict=True)]
+        made = [request.num_tokens - n for request, n in zip(requests, before, strict=True)]
         for request in requests:
             engine.abort(request.request_id)
-        while engine.has_work():
+        while engine.has_work:
             engine.step()
         if made != [n_gen] * len(prompts):
-            raise RequestError(f"not every sequence decoded at every step ({made}); give more --memory")
+            raise MemoryBudgetError(f"not every sequence decoded at every step ({made}); give more --memory")
         return seconds
 
     def rows_time(self, n: int) -> float:

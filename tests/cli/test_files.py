@@ -32,7 +32,7 @@ def run_json(capsys: pytest.CaptureFixture[str], *words: str):
 
 
 def test_tokenize_gives_ids_and_stored_tokens(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    # tests/support/tiny.py: 3 control tokens, 256 bytes in order, the merges. "t h" comes first, so "Ġt h" cannot apply.
+    # tests/support/tiny.py: 3 control tokens, 256 bytes in order, merges. "t h" is the first, so "Ġt h" cannot apply.
     ids = [3 + ord("a"), 3 + ord(" "), 3 + 256, 3 + ord("e")]
     assert run_json(capsys, "tokenize", model, "a the") == {"ids": ids, "tokens": ["a", "Ġ", "th", "e"]}
 
