@@ -1,0 +1,191 @@
+"""The engine: requests in, token events out, one step at a time. Not thread-safe: `thread.py` gives it its thread."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from edgellm.config import EngineConfig, SamplingParams
+from edgellm.engine.answer import Answer
+from edgellm.engine.kv_cache import KVCache, make_kind
+from edgellm.engine.metrics import Metrics
+from edgellm.engine.model_runner import Runner
+from edgellm.engine.output import TokenEvent, TokenText
+from edgellm.engine.pacer import Pacer
+from edgellm.engine.request import Request, Task
+from edgellm.engine.scheduler import Schedule, ScheduledRequest, Scheduler, SwapSpace
+from edgellm.errors import ContextLengthError, EdgeLLMError, RequestError
+from edgellm.models.config import ModelConfig
+
+__all__ = ["Engine"]
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Schedules requests over one model. `num_blocks`: blocks per cache group, the null block not counted."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_config: ModelConfig,
+        runner: Runner,
+        tokenizer: TokenText,
+        num_blocks: Sequence[int],
+        swap: SwapSpace | None = None,
+    ):
+        self.config = config
+        self.model_config = model_config
+        self.runner = runner
+        self.tokenizer = tokenizer
+        kinds = [make_kind(group, config.block_size) for group in model_config.cache_groups]
+        self.kv = KVCache(kinds, num_blocks, config.block_size, runner.copy_block, config.prefix_sharing)
+        self.scheduler = Scheduler(self.kv, config.max_seqs, config.max_waiting, swap)
+        self.pacer = Pacer(config.max_batch_tokens)
+        self.metrics = Metrics()
+        self.answers: dict[int, Answer] = {}
+        self._next_id = 0
+        self._closing: list[tuple[int, TokenEvent]] = []
+
+    def add_request(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        task: Task = Task.GENERATE,
+        ctx: int | None = None,
+    ) -> Request:
+        """Queue a request. `ctx`: its own context limit, at most the engine's.
+
+        Raises RequestError (empty prompt, ids outside the vocabulary), ContextLengthError, QueueFullError."""
+        params = params or SamplingParams()
+        limit = min(ctx or self.config.ctx, self.config.ctx)
+        self.check_prompt(prompt_ids, limit, task)
+        room = limit - len(prompt_ids) if task is Task.GENERATE else 0
+        max_tokens = room if params.max_tokens < 0 else min(params.max_tokens, room)
+        request = Request(self._next_id, list(prompt_ids), max_tokens, task)
+        request.rope_variant = self.model_config.rope_variant(len(prompt_ids) + max_tokens)
+        request.whole_prompt = not self.model_config.causal
+        request.share_prefix = task is Task.GENERATE and self.model_config.causal
+        answer = Answer(request, params, self.tokenizer)
+        self.scheduler.add(request)
+        self._next_id += 1
+        self.answers[request.request_id] = answer
+        return request
+
+    def check_prompt(self, prompt_ids: Sequence[int], limit: int, task: Task = Task.GENERATE) -> None:
+        """Raise what `add_request` would say about a prompt."""
+        if not prompt_ids:
+            raise RequestError("the prompt has no tokens")
+        if len(prompt_ids) > limit - (task is Task.GENERATE):
+            raise ContextLengthError(len(prompt_ids), limit)
+        low, high = min(prompt_ids), max(prompt_ids)
+        if low < 0 or high >= self.model_config.vocab_size:
+            wrong = low if low < 0 else high
+            raise RequestError(f"the prompt holds token {wrong}, the vocabulary has {self.model_config.vocab_size}")
+
+    def step(self) -> list[tuple[int, TokenEvent]]:
+        """Advance every scheduled request; returns (request_id, event) pairs, those of aborted requests included."""
+        started = time.perf_counter()
+        schedule = self.scheduler.schedule(self.pacer.budget(self.scheduler.num_decoding))
+        if schedule.items:
+            num_decoding = sum(i.request.num_uncomputed_tokens == 1 for i in schedule.items)
+            for item, rows in zip(schedule.items, self._run(schedule), strict=True):
+                self._advance(item, rows)
+            self.pacer.observe(time.perf_counter() - started, schedule.num_prefill_tokens, num_decoding)
+            self.metrics.stepped(schedule, time.perf_counter() - started)
+        return self._events()
+
+    def abort(self, request_id: int) -> None:
+        """End a request before its next step; its last event comes from the next `step`. Unknown ids are ignored."""
+        if request_id in self.answers:
+            self._finish(self.answers[request_id], "abort")
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do or tell anything."""
+        return self.scheduler.has_work or bool(self._closing)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges; see `Metrics` and the README of the server's `/metrics`."""
+        pools = [
+            {
+                "kind": type(kind).__name__,
+                "blocks": pool.num_blocks,
+                "free": pool.num_free,
+                "cached": pool.num_cached,
+                "used": pool.num_blocks - pool.num_free,
+            }
+            for kind, pool in zip(self.kv.kinds, self.kv.pools, strict=True)
+        ]
+        queues = {"running": len(self.scheduler.running), "waiting": len(self.scheduler.waiting)}
+        return {**queues, **self.metrics.snapshot(), "block_size": self.config.block_size, "cache_groups": pools}
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless queues, tables, pools and answers agree."""
+        self.scheduler.check_integrity()
+        known = {r.request_id for r in (*self.scheduler.running, *self.scheduler.waiting)}
+        if known != self.answers.keys():
+            raise RuntimeError(f"answers {sorted(self.answers)} for requests {sorted(known)}")
+
+    def close(self) -> None:
+        """Abort everything and give back the model. Idempotent."""
+        for answer in list(self.answers.values()):
+            self._finish(answer, "abort")
+        self.runner.close()
+
+    def _run(self, schedule: Schedule) -> list[npt.NDArray[Any]]:
+        """The step's rows. A failing model ends the requests it was computing, not the engine."""
+        now = time.perf_counter()
+        for item in schedule.items:
+            answer = self.answers[item.request.request_id]
+            answer.started = answer.started or now
+        try:
+            return self.runner.run(schedule)
+        except Exception as error:
+            log.exception("a step failed; its %d requests end with an error", len(schedule.items))
+            known = error if isinstance(error, EdgeLLMError) else EdgeLLMError(f"the model failed: {error}")
+            for item in schedule.items:
+                self._finish(self.answers[item.request.request_id], "error", known)
+            schedule.items.clear()
+            return []
+
+    def _advance(self, item: ScheduledRequest, rows: npt.NDArray[Any]) -> None:
+        """Apply one item's result: tokens become known, rows become valid, and the request perhaps ends."""
+        request, answer = item.request, self.answers[item.request.request_id]
+        drafts, request.draft_ids = request.draft_ids[: item.num_draft_tokens], []
+        accepted: list[int] = []
+        if request.task is not Task.GENERATE:
+            answer.rows.append(rows)
+        elif len(rows):
+            try:
+                accepted = answer.accept(rows, drafts)
+            except EdgeLLMError as error:
+                self._finish(answer, "error", error)
+                return
+        request.num_computed_tokens += item.num_scheduled_tokens - len(drafts) + max(0, len(accepted) - 1)
+        request.token_ids += accepted
+        self.kv.advance(request)
+        self.kv.roll_back(request)
+        if not request.max_tokens and request.num_computed_tokens == request.num_tokens:
+            answer.close("length")
+        if answer.finish_reason:
+            self._finish(answer, answer.finish_reason)
+
+    def _finish(self, answer: Answer, reason: str, error: EdgeLLMError | None = None) -> None:
+        answer.close(reason, error)
+        self.scheduler.finish(answer.request)
+        del self.answers[answer.request.request_id]
+        self.metrics.finished(answer)
+        if event := answer.event():
+            self._closing.append((answer.request.request_id, event))
+
+    def _events(self) -> list[tuple[int, TokenEvent]]:
+        events, self._closing = self._closing, []
+        for request_id, answer in self.answers.items():
+            if event := answer.event():
+                events.append((request_id, event))
+        return events

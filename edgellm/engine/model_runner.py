@@ -1,0 +1,141 @@
+"""The one place where the schedule's ints become a ragged batch, and where blocks become bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edgellm.backends.base import Array, Backend, Batch, KVPages, KVSpec
+from edgellm.engine.request import Task
+from edgellm.engine.scheduler import Schedule, ScheduledRequest
+from edgellm.models.config import ModelConfig
+
+__all__ = ["Model", "ModelRunner", "Runner", "build_batch"]
+
+Rows = npt.NDArray[np.float32]
+
+
+class Runner(Protocol):
+    """What the engine needs of a model. `tests/support/scripted.py` has one without weights."""
+
+    def run(self, schedule: Schedule) -> list[Rows]:
+        """Compute a step. One float32 array per item, (num_output_rows, vocab) logits, or (.., dim) hidden states
+        where the task says so. Rows of the cache are written for all scheduled tokens."""
+
+    def copy_block(self, group: int, source: int, target: int) -> None:
+        """Copy a block's rows in all layers of a cache group."""
+
+    def read_block(self, group: int, block: int) -> bytes:
+        """A block's rows in all layers of a cache group; valid for `write_block` of an equal runner."""
+
+    def write_block(self, group: int, block: int, data: bytes) -> None:
+        """Overwrite a block with what `read_block` gave."""
+
+    def close(self) -> None:
+        """Give back threads and memory. Idempotent."""
+
+
+class Model(Protocol):
+    """What `models.registry.load_model` returns."""
+
+    config: ModelConfig
+
+    def forward(self, batch: Batch, kv: Sequence[KVPages]) -> Array:
+        """Logits of the batch's output rows."""
+
+    def hidden(self, batch: Batch, kv: Sequence[KVPages]) -> Array:
+        """Hidden states of the batch's output rows."""
+
+
+class ModelRunner:
+    """Runs a model on a backend with one set of KV pages per layer."""
+
+    def __init__(self, model: Model, backend: Backend, num_blocks: Sequence[int], kv_type: str, block_size: int):
+        self.model = model
+        self.backend = backend
+        config = model.config
+        self._groups = config.cache_groups
+        self._kv = [
+            backend.new_kv(
+                KVSpec(config.n_kv_heads, config.k_dim, config.v_dim, kv_type, block_size, group),
+                num_blocks[group] + 1,
+            )
+            for group in map(config.group_of, range(config.n_layers))
+        ]
+        self._block_bytes = [len(self._kv[g.layers[0]].read_block(0)) for g in self._groups]
+        # Made once: a backend may keep what it recorded under the identity of the function.
+        self._forward = lambda batch: model.forward(batch, self._kv)
+        self._hidden = lambda batch: model.hidden(batch, self._kv)
+
+    def run(self, schedule: Schedule) -> list[Rows]:
+        """See `Runner.run`."""
+        results: dict[int, Rows] = {}
+        for function, hidden in ((self._forward, False), (self._hidden, True)):
+            items = [i for i in schedule.items if (i.request.task is Task.HIDDEN) == hidden]
+            if items:
+                rows = self.backend.execute(function, build_batch(items, len(self._groups)))
+                ends = np.cumsum([item.num_output_rows for item in items])
+                parts = np.split(rows, ends[:-1])
+                results.update((id(item), part) for item, part in zip(items, parts, strict=True))
+        return [results[id(item)] for item in schedule.items]
+
+    def copy_block(self, group: int, source: int, target: int) -> None:
+        """See `Runner.copy_block`."""
+        for layer in self._groups[group].layers:
+            self._kv[layer].copy_block(source, target)
+
+    def read_block(self, group: int, block: int) -> bytes:
+        """See `Runner.read_block`."""
+        return b"".join(self._kv[layer].read_block(block) for layer in self._groups[group].layers)
+
+    def write_block(self, group: int, block: int, data: bytes) -> None:
+        """See `Runner.write_block`."""
+        size = self._block_bytes[group]
+        for i, layer in enumerate(self._groups[group].layers):
+            self._kv[layer].write_block(block, data[i * size : (i + 1) * size])
+
+    def close(self) -> None:
+        """See `Runner.close`."""
+        self._kv = []
+        self._forward = self._hidden = _closed
+        self.backend.close()
+
+
+def _closed(batch: Batch) -> Any:
+    raise RuntimeError("the model runner is closed")
+
+
+def build_batch(items: Sequence[ScheduledRequest], num_groups: int) -> Batch:
+    """One ragged batch, sequences in the order of `items`."""
+    ids: list[int] = []
+    positions: list[int] = []
+    starts, lens, output_rows, variants = [0], [], [], []
+    for item in items:
+        request, begin = item.request, item.request.num_computed_tokens
+        end = begin + item.num_scheduled_tokens
+        known = end - item.num_draft_tokens
+        ids += request.token_ids[begin:known] + request.draft_ids[: item.num_draft_tokens]
+        positions += range(begin, end)
+        output_rows += range(len(ids) - item.num_output_rows, len(ids))
+        variants += [request.rope_variant] * (end - begin)
+        starts.append(len(ids))
+        lens.append(end)
+    return Batch(
+        ids=np.array(ids, np.int32),
+        positions=np.array(positions, np.int32),
+        seq_starts=np.array(starts, np.int32),
+        context_lens=np.array(lens, np.int32),
+        block_tables=tuple(_table([i.request.block_tables[g] for i in items]) for g in range(num_groups)),
+        output_rows=np.array(output_rows, np.int32),
+        rope_variants=np.array(variants, np.int32),
+    )
+
+
+def _table(rows: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
+    table = np.zeros((len(rows), max(map(len, rows))), np.int32)
+    for row, blocks in zip(table, rows, strict=True):
+        row[: len(blocks)] = blocks
+    return table
