@@ -15,8 +15,8 @@ from edgellm.config import BLOCK_SIZE
 from edgellm.errors import MemoryBudgetError, RequestError
 from edgellm.models.config import CacheGroup, ModelConfig
 
-__all__ = ["MemoryPlan", "PoolSizes", "block_bytes", "check_budget", "default_budget", "kv_bytes"]
-__all__ += ["kv_bytes_per_token", "make_plan", "pool_sizes", "scratch_bytes", "window_blocks"]
+__all__ = ["MAX_CHUNK", "MemoryPlan", "PoolSizes", "block_bytes", "check_budget", "default_budget", "kv_bytes"]
+__all__ += ["kv_bytes_per_token", "make_plan", "pool_sizes", "private_bytes", "scratch_bytes", "window_blocks"]
 
 KV_TYPES = {"f32": (4, 1), "f16": (2, 1), "q8_0": (34, 32)}
 """Bytes per elements."""
@@ -209,8 +209,9 @@ def _longest(config: ModelConfig, kv_type: str, left: int) -> int:
     return low * BLOCK_SIZE
 
 
-def resident_bytes() -> int:
-    """This process's resident set now."""
+def private_bytes() -> int:
+    """This process's own memory now: resident pages that are not those of a mapped file, where the system tells."""
     import psutil
 
-    return int(psutil.Process(os.getpid()).memory_info().rss)
+    info = psutil.Process(os.getpid()).memory_info()
+    return int(info.rss) - int(getattr(info, "shared", 0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ Rows = npt.NDArray[np.float32]
 class Answer:
     """Turns a request's output rows into tokens and text. Times are `time.perf_counter()` seconds."""
 
-    def __init__(self, request: Request, params: SamplingParams, tokenizer: TokenText):
+    def __init__(self, request: Request, params: SamplingParams, tokenizer: TokenText, show: Container[int] = ()):
         self.request = request
         self.params = params
         self.tokenizer = tokenizer
@@ -33,7 +33,7 @@ class Answer:
         if banned:
             params = replace(params, logit_bias={**(params.logit_bias or {}), **banned})
         self.sampler = Sampler(params, request.token_ids)
-        self.output = TextOutput(tokenizer, params.stop)
+        self.output = TextOutput(tokenizer.stream_decoder(request.token_ids[-1], show), params.stop)
         self.rows: list[Rows] = []
         """Results of requests that want rows instead of tokens."""
         self.finish_reason: str | None = None

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
 
 __all__ = ["NULL_BLOCK", "BlockPool"]
 
 NULL_BLOCK = 0
-MAX_EVICTED = 16384
-"""Digests remembered after eviction, only to tell a miss by eviction from a prompt never seen."""
+MAX_EVICTED = 16384  # digests remembered, only to tell a miss by eviction from a prompt never seen
 
 
 class BlockPool:
@@ -102,22 +100,17 @@ class BlockPool:
 
     def longest_start(self, parent: bytes, tokens: Sequence[int]) -> int:
         """How many of `tokens` the nearest cached block after `parent` begins with."""
-        return max((_common(self._tokens[b], tokens) for b in self._by_parent.get(parent, ())), default=0)
+        children = (self._tokens[block] for block in self._by_parent.get(parent, ()))
+        same = ([a == b for a, b in zip(child, tokens, strict=False)] + [False] for child in children)
+        return max((flags.index(False) for flags in same), default=0)
 
     def named_blocks(self) -> list[tuple[int, bytes, bytes, tuple[int, ...]]]:
         """(block, digest, parent, tokens) of all cached blocks, oldest evictable first, held ones last."""
         order = [*self._evictable, *(b for b in self._by_digest.values() if self.ref_counts[b])]
         return [(b, self._digests[b] or b"", self._parents[b], self._tokens[b]) for b in order]
 
-    def clear_cache(self) -> None:
-        """Forget the content of all evictable blocks."""
-        for block in self._evictable:
-            self._forget(block)
-        self._clean.extend(self._evictable)
-        self._evictable.clear()
-
     def check_integrity(self, held: Iterable[int]) -> None:
-        """Raise RuntimeError unless every block is in exactly one place; `held`: all tables' entries, nulls left out."""
+        """RuntimeError unless each block is in exactly one place. `held`: entries of all tables, without nulls."""
         counts = Counter(held)
         clean = set(self._clean)
         if len(clean) != len(self._clean) or clean & self._evictable.keys():
@@ -149,7 +142,3 @@ class BlockPool:
         self._evicted[self._digests[block] or b""] = None
         if len(self._evicted) > MAX_EVICTED:
             self._evicted.popitem(last=False)
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -57,8 +57,9 @@ class Engine:
         params: SamplingParams | None = None,
         task: Task = Task.GENERATE,
         ctx: int | None = None,
+        show: Container[int] = (),
     ) -> Request:
-        """Queue a request. `ctx`: its own context limit, at most the engine's.
+        """Queue a request. `ctx`: its own context limit, at most the engine's. `show`: control tokens that are text.
 
         Raises RequestError (empty prompt, ids outside the vocabulary), ContextLengthError, QueueFullError."""
         params = params or SamplingParams()
@@ -70,7 +71,7 @@ class Engine:
         request.rope_variant = self.model_config.rope_variant(len(prompt_ids) + max_tokens)
         request.whole_prompt = not self.model_config.causal
         request.share_prefix = task is Task.GENERATE and self.model_config.causal
-        answer = Answer(request, params, self.tokenizer)
+        answer = Answer(request, params, self.tokenizer, show)
         self.scheduler.add(request)
         self._next_id += 1
         self.answers[request.request_id] = answer
@@ -146,10 +147,8 @@ class Engine:
         try:
             return self.runner.run(schedule)
         except Exception as error:
-            log.exception("a step failed; its %d requests end with an error", len(schedule.items))
-            known = error if isinstance(error, EdgeLLMError) else EdgeLLMError(f"the model failed: {error}")
             for item in schedule.items:
-                self._finish(self.answers[item.request.request_id], "error", known)
+                self._finish(self.answers[item.request.request_id], "error", _known(error, "the model failed"))
             schedule.items.clear()
             return []
 
@@ -163,8 +162,8 @@ class Engine:
         elif len(rows):
             try:
                 accepted = answer.accept(rows, drafts)
-            except EdgeLLMError as error:
-                self._finish(answer, "error", error)
+            except Exception as error:  # a grammar may raise anything; the others' answers go on
+                self._finish(answer, "error", _known(error, "choosing a token failed"))
                 return
         request.num_computed_tokens += item.num_scheduled_tokens - len(drafts) + max(0, len(accepted) - 1)
         request.token_ids += accepted
@@ -189,3 +188,11 @@ class Engine:
             if event := answer.event():
                 events.append((request_id, event))
         return events
+
+
+def _known(error: Exception, what: str) -> EdgeLLMError:
+    """An error with a message for the user; one of ours goes to the log with its traceback."""
+    if isinstance(error, EdgeLLMError):
+        return error
+    log.error("%s", what, exc_info=error)
+    return EdgeLLMError(f"{what}: {error}")

@@ -19,7 +19,7 @@ from edgellm.engine.request import Request, chain_digest
 from edgellm.memory import MAX_CHUNK, window_blocks
 from edgellm.models.config import CacheGroup
 
-__all__ = ["CacheKind", "FullAttention", "KVCache", "WindowedAttention", "make_kind"]
+__all__ = ["CacheKind", "KVCache", "make_kind"]
 
 
 class CacheKind(Protocol):
@@ -214,17 +214,17 @@ class KVCache:
         for k in range(1, n + 1):
             for g in range(len(self.pools)):
                 runs[g][k] = runs[g][k - 1] + 1 if self._find(g, request, k - 1) else 0
-            if any(run[k] < k and kind.first_entry(n * self.block_size) == 0 for run, kind in self._pair(runs)):
+            if any(
+                run[k] < k and kind.first_entry(n * self.block_size) == 0
+                for run, kind in zip(runs, self.kinds, strict=True)
+            ):
                 break
             reach = k
         for k in range(reach, 0, -1):
             computed = min(k * self.block_size, request.num_tokens - 1)
-            if all(run[k] >= k - kind.first_entry(computed) for run, kind in self._pair(runs)):
+            if all(run[k] >= k - kind.first_entry(computed) for run, kind in zip(runs, self.kinds, strict=True)):
                 return k, self._miss_reason(request, k, reach)
         return 0, self._miss_reason(request, 0, reach)
-
-    def _pair(self, runs: list[list[int]]) -> list[tuple[list[int], CacheKind]]:
-        return list(zip(runs, self.kinds, strict=True))
 
     def _miss_reason(self, request: Request, hit: int, reach: int) -> str | None:
         """Why the prefix ends after `hit` blocks, where more could be expected; None when nothing was."""

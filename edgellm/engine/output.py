@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,8 +26,8 @@ class TokenText(Protocol):
 
     eog_ids: frozenset[int]
 
-    def stream_decoder(self) -> StreamDecoder:
-        """A decoder for one answer."""
+    def stream_decoder(self, after: int | None = None, show: Container[int] = ()) -> StreamDecoder:
+        """A decoder for what follows token `after`; `show`: control tokens whose names are text."""
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes a token stands for in text."""
@@ -75,8 +76,8 @@ class TokenEvent:
 class TextOutput:
     """Text of one answer. Holds back what may be the start of a stop string; what `take` gave is final."""
 
-    def __init__(self, tokenizer: TokenText, stop: tuple[str, ...]):
-        self._decoder = tokenizer.stream_decoder()
+    def __init__(self, decoder: StreamDecoder, stop: tuple[str, ...]):
+        self._decoder = decoder
         self._stop = tuple(s for s in stop if s)
         self.text = ""
         self.ids: list[int] = []

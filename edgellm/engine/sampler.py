@@ -149,6 +149,8 @@ class Sampler:
 def top_ids(logits: Floats, k: int) -> Ids:
     """Ids of the k largest logits, falling, ties by lowest id. Cost near one pass for small k."""
     n = len(logits)
+    if k <= 0:
+        return np.zeros(0, np.int64)
     if k >= n:
         return np.argsort(-logits, kind="stable")
     group = 64
@@ -219,13 +221,10 @@ def _largest_mass(logits: Floats, mass: float) -> tuple[Ids, npt.NDArray[np.floa
         k *= 16
 
 
-def _typical(
-    ids: Ids, probs: npt.NDArray[np.float64], mass: float
-) -> tuple[Ids, npt.NDArray[np.float64]]:
+def _typical(ids: Ids, probs: npt.NDArray[np.float64], mass: float) -> tuple[Ids, npt.NDArray[np.float64]]:
     """Locally typical sampling: tokens whose surprise is nearest the entropy, up to `mass`; back in falling order."""
     surprise = -np.log(np.maximum(probs, 1e-300))
     order = np.argsort(np.abs(surprise - float((probs * surprise).sum())), kind="stable")
     keep = int(np.searchsorted(np.cumsum(probs[order]), mass - 1e-12)) + 1
     chosen = np.sort(order[:keep])
     return ids[chosen], probs[chosen] / probs[chosen].sum()
-

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from edgellm.config import SamplingParams
 from edgellm.engine.engine import Engine
 from edgellm.engine.output import Completion, TokenEvent
-from edgellm.engine.request import Task
+from edgellm.engine.request import Request, Task
 from edgellm.errors import EdgeLLMError, QueueFullError
 
 __all__ = ["EngineThread", "Stream"]
@@ -86,6 +87,7 @@ class EngineThread:
         on_event: Callable[[TokenEvent], None] | None = None,
         task: Task = Task.GENERATE,
         ctx: int | None = None,
+        show: Container[int] = (),
     ) -> Stream:
         """Start a request; thread-safe. Events go to the stream, or to `on_event` (called on the engine thread: it
         must be quick). Raises what is wrong with the prompt, and QueueFullError, before anything runs."""
@@ -97,7 +99,8 @@ class EngineThread:
             if self._queued + len(self.engine.scheduler.waiting) >= most:
                 raise QueueFullError(f"{most} requests are waiting already; try again later")
             self._queued += 1
-        self._order(lambda: self._start(stream, prompt_ids, params, task, ctx))
+        add = partial(self.engine.add_request, prompt_ids, params, task, ctx, show)
+        self._order(lambda: self._start(stream, add))
         return stream
 
     def call(self, function: Callable[[], T]) -> T:
@@ -143,13 +146,11 @@ class EngineThread:
                 self._orders.append(order)
                 self._wake.notify()
 
-    def _start(
-        self, stream: Stream, prompt_ids: Sequence[int], params: SamplingParams | None, task: Task, ctx: int | None
-    ) -> None:
+    def _start(self, stream: Stream, add: Callable[[], Request]) -> None:
         with self._wake:
             self._queued -= 1
         try:
-            request = self.engine.add_request(prompt_ids, params, task, ctx)
+            request = add()
         except Exception as error:
             known = error if isinstance(error, EdgeLLMError) else EdgeLLMError(f"the request failed: {error}")
             stream.put(TokenEvent("", finish_reason="error", error=known))

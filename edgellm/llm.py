@@ -1,0 +1,234 @@
+"""The Python API: a model file opened for text in, text out.
+
+from edgellm import LLM, SamplingParams
+with LLM("demo") as llm:
+    print(llm.generate(["Once upon a time"], SamplingParams(max_tokens=32))[0].text)
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgellm.config import EngineConfig, SamplingParams
+from edgellm.engine.engine import Engine
+from edgellm.engine.model_runner import Runner
+from edgellm.engine.output import Completion, TokenEvent, TokenLogprobs
+from edgellm.engine.request import Task
+from edgellm.engine.thread import EngineThread, Stream
+from edgellm.errors import RequestError
+from edgellm.models.config import ModelConfig
+
+__all__ = ["LLM", "Completion", "Stream", "TokenEvent", "TokenLogprobs"]
+
+log = logging.getLogger(__name__)
+
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """An open model with its engine thread; a context manager. All methods may be called from any thread.
+
+    `ctx`: the most tokens one request may hold (None: the trained length, or what the memory budget allows).
+    `memory`: bytes for weights, KV cache and scratch together (None: from the machine). `kv_type`: "f32", "f16" or
+    "q8_0". `prompt_cache`: a file the prefix cache is loaded from now and saved to on close. `swap_space`: bytes of
+    disk for the cache of preempted requests. `template`: a chat template in place of the file's own.
+
+    Raises ModelNotFound, GGUFError, UnsupportedModel, BackendUnavailable, MemoryBudgetError.
+    """
+
+    def __init__(
+        self,
+        path_or_name: str | os.PathLike[str],
+        backend: str = "auto",
+        ctx: int | None = None,
+        draft: str | None = None,
+        threads: int | None = None,
+        memory: int | None = None,
+        kv_type: str = "f16",
+        *,
+        draft_max: int | None = None,
+        prompt_cache: str | os.PathLike[str] | None = None,
+        swap_space: int | None = None,
+        template: str | None = None,
+        max_seqs: int = 64,
+        max_waiting: int = 512,
+        max_batch_tokens: int = 512,
+        prefix_sharing: bool = True,
+    ):
+        from edgellm.opening import Settings, open_engine
+
+        settings = Settings(
+            EngineConfig(
+                ctx=ctx or 0,
+                kv_type=kv_type,
+                memory=memory,
+                max_batch_tokens=max_batch_tokens,
+                max_seqs=max_seqs,
+                max_waiting=max_waiting,
+                swap_space=swap_space or 0,
+                prefix_sharing=prefix_sharing,
+            ),
+            backend=backend,
+            threads=threads,
+            draft=draft,
+            draft_max=draft_max,
+            prompt_cache=Path(prompt_cache) if prompt_cache is not None else None,
+            template=template,
+        )
+        opened = open_engine(path_or_name, settings)
+        self.path: Path | None = opened.path
+        self._set_up(opened.engine, opened.tokenizer, opened.template, opened.on_close)
+
+    @classmethod
+    def from_parts(
+        cls,
+        config: EngineConfig,
+        model_config: ModelConfig,
+        runner: Runner,
+        tokenizer: Any,
+        template: Any = None,
+        num_blocks: Sequence[int] | None = None,
+    ) -> LLM:
+        """An LLM around any `Runner`, such as a scripted one; without a file. `num_blocks` defaults to room for
+        `max_seqs` whole contexts."""
+        llm = cls.__new__(cls)
+        llm.path = None
+        whole = -(-config.ctx // config.block_size) * config.max_seqs
+        blocks = num_blocks or [whole] * len(model_config.cache_groups)
+        llm._set_up(Engine(config, model_config, runner, tokenizer, blocks), tokenizer, template, ())
+        return llm
+
+    def _set_up(self, engine: Engine, tokenizer: Any, template: Any, on_close: Sequence[Callable[[], None]]) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.template = template
+        self.config = engine.model_config
+        self.ctx = engine.config.ctx
+        self._on_close = tuple(on_close)
+        self._thread = EngineThread(engine)
+
+    def tokenize(self, text: str, special: bool = False, bos: bool | None = None) -> list[int]:
+        """Ids of a text. `special`: control tokens written in it count as such; `bos`: None as the model says."""
+        return list(self.tokenizer.encode(text, special=special, bos=bos))
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """Text of ids, control tokens left out."""
+        return str(self.tokenizer.decode(ids))
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        on_event: Callable[[TokenEvent], None] | None = None,
+        ctx: int | None = None,
+        show: Container[int] = (),
+    ) -> Stream:
+        """Start a request and return its stream of `TokenEvent`s. `on_event` gets the events instead, on the engine
+        thread. `ctx`: this request's own limit. `show`: control tokens whose names are part of the text.
+
+        Raises RequestError, ContextLengthError (both numbers), QueueFullError."""
+        return self._thread.submit(self._ids(prompt), params, on_event, ctx=ctx, show=show)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
+        """Events of one answer as they come. Leaving the loop cancels the request; an error is raised."""
+        stream = self.submit(prompt, params)
+        try:
+            for event in stream:
+                if event.error is not None:
+                    raise event.error
+                yield event
+        finally:
+            stream.cancel()
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]:
+        """Answer one prompt or several (batched), in order. `params`: for all, or one per prompt."""
+        several = _several(prompts)
+        each = [params] * len(several) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(several):
+            raise RequestError(f"{len(several)} prompts but {len(each)} SamplingParams")
+        streams: list[Stream] = []
+        try:
+            streams += (self.submit(prompt, p) for prompt, p in zip(several, each, strict=True))
+            return [stream.result() for stream in streams]
+        finally:
+            for stream in streams:
+                stream.cancel()
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Completion:
+        """Answer a conversation through the model's chat template."""
+        return self.submit(self.template.encode(list(messages), tools=tools), params).result()
+
+    def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Logits of every position, float32 (len(ids), vocab)."""
+        return self._rows(ids, Task.LOGITS)
+
+    def embed(self, texts: Sequence[Prompt], truncate: bool = True) -> npt.NDArray[np.float32]:
+        """One vector of length 1 per text, float32 (n, dim), pooled as the model says (decoders: the last token).
+        Texts over the context are cut to its first tokens, or refused (ContextLengthError) without `truncate`."""
+        rows = [self._ids(text) or [self._filler()] for text in texts]
+        rows = [ids[: self.ctx] if truncate else ids for ids in rows]
+        streams = [self._thread.submit(ids, SamplingParams(max_tokens=0), task=Task.HIDDEN) for ids in rows]
+        vectors = [self._pool(self._collect(stream)) for stream in streams]
+        return np.stack(vectors) if vectors else np.zeros((0, self.config.dim), np.float32)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters, gauges and the memory plan of this model's engine."""
+        return self._thread.call(self.engine.stats)
+
+    def close(self) -> None:
+        """Abort what runs and give everything back. Idempotent."""
+        self._thread.close()
+        on_close, self._on_close = self._on_close, ()
+        for function in on_close:
+            function()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        return self.tokenize(prompt, special=True) if isinstance(prompt, str) else [int(i) for i in prompt]
+
+    def _filler(self) -> int:
+        """What stands for an empty text."""
+        candidates = (self.tokenizer.bos_id, self.tokenizer.eos_id, 0)
+        return int(next(i for i in candidates if i is not None))
+
+    def _rows(self, ids: Sequence[int], task: Task) -> npt.NDArray[np.float32]:
+        return self._collect(self._thread.submit(self._ids(ids), SamplingParams(max_tokens=0), task=task))
+
+    def _collect(self, stream: Stream) -> npt.NDArray[np.float32]:
+        try:
+            stream.result()
+        finally:
+            stream.cancel()
+        return np.concatenate(stream.rows)
+
+    def _pool(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """(n, dim) -> (dim,), of length 1."""
+        how = self.config.pooling or ("last" if self.config.causal else "mean")
+        vector = rows.mean(axis=0) if how == "mean" else rows[0] if how == "cls" else rows[-1]
+        return np.asarray(vector / max(float(np.linalg.norm(vector)), 1e-12), np.float32)
+
+
+def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts from one prompt (text or ids) or several."""
+    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], (int, np.integer))):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]

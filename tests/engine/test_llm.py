@@ -1,0 +1,185 @@
+"""The Python API over a scripted model."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from edgellm.config import SamplingParams
+from edgellm.errors import ContextLengthError, EdgeLLMError, QueueFullError, RequestError
+from tests.support.scripted import EOS, hash_script, scripted_llm
+
+GREEDY = SamplingParams(temperature=0)
+
+
+def test_answers_come_in_order_and_whole() -> None:
+    with scripted_llm("Hello, wörld!") as llm:
+        first, second = llm.generate(["one", [1, 2, 3]], GREEDY)
+        assert first.text == second.text == "Hello, wörld!"
+        assert first.ids == list("Hello, wörld!".encode())
+        assert (first.finish_reason, first.prompt_tokens, second.prompt_tokens) == ("stop", 3, 3)
+
+
+def test_a_stream_gives_what_generate_gives() -> None:
+    with scripted_llm("Hello, wörld!") as llm:
+        events = list(llm.stream("x", GREEDY))
+        assert "".join(e.text for e in events) == "Hello, wörld!"
+        assert [i for e in events for i in e.ids] == list("Hello, wörld!".encode())
+        assert [e.finish_reason for e in events[:-1]] == [None] * (len(events) - 1)
+        assert events[-1].completion is not None and events[-1].completion.text == "Hello, wörld!"
+
+
+def test_stop_strings_are_cut_off_and_never_streamed() -> None:
+    with scripted_llm("one STOP two") as llm:
+        for stop, text in ((("STOP",), "one "), (("TOP", "STO"), "one "), (("zzz",), "one STOP two")):
+            events = list(llm.stream("x", SamplingParams(temperature=0, stop=stop, logprobs=0)))
+            done = events[-1].completion
+            assert done is not None
+            assert (done.text, "".join(e.text for e in events)) == (text, text)
+            assert b"".join(lp.bytes for lp in done.logprobs or ()) == text.encode()
+            assert [i for e in events for i in e.ids] == done.ids == list(text.encode())
+
+
+def test_b26_prompt_larger_than_the_context() -> None:
+    with scripted_llm(hash_script, ctx=128) as llm:
+        with pytest.raises(ContextLengthError, match=r"400 tokens.*128") as error:
+            llm.generate([[1] * 400])
+        assert (error.value.n_prompt, error.value.n_ctx) == (400, 128)
+        with pytest.raises(ContextLengthError):
+            llm.generate([[1] * 128])
+        [last] = llm.generate([[1] * 127], GREEDY)
+        assert (len(last.ids), last.finish_reason, last.prompt_tokens) == (1, "length", 127)
+
+
+@pytest.mark.parametrize("max_tokens, expected", [(0, 0), (1, 1), (-1, 118), (-2, 118), (10**12, 118)])
+def test_b27_num_predict_extremes(max_tokens: int, expected: int) -> None:
+    with scripted_llm(hash_script, ctx=128) as llm:
+        [done] = llm.generate([[1] * 10], SamplingParams(temperature=0, max_tokens=max_tokens))
+        assert (len(done.ids), done.finish_reason) == (expected, "length")
+        assert llm.generate("abc", SamplingParams(temperature=0, max_tokens=2))[0].finish_reason == "length"
+
+
+def test_b27_minus_two_goes_past_the_end_token() -> None:
+    def ends_at_once(tokens):
+        row = np.zeros(512, np.float32)
+        row[EOS], row[7] = 9.0, 8.0
+        return row
+
+    with scripted_llm(ends_at_once, ctx=64) as llm:
+        [stops] = llm.generate("abc", SamplingParams(temperature=0, max_tokens=-1))
+        assert (stops.ids, stops.finish_reason) == ([], "stop")
+        [fills] = llm.generate("abc", SamplingParams(temperature=0, max_tokens=-2))
+        assert (fills.ids, fills.finish_reason) == ([7] * 61, "length")
+        [ignores] = llm.generate("abc", SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
+        assert ignores.ids == [7] * 5
+
+
+def test_wrong_prompts_are_refused_where_they_are_given() -> None:
+    with scripted_llm("x") as llm:
+        with pytest.raises(RequestError, match="no tokens"):
+            llm.submit("")
+        with pytest.raises(RequestError, match="token 512"):
+            llm.submit([1, 512])
+        with pytest.raises(RequestError, match="token -1"):
+            llm.submit([-1])
+
+
+def test_cancel_ends_within_a_step_and_gives_everything_back() -> None:
+    with scripted_llm(hash_script, delay=0.002, ctx=4096, prefix_sharing=False) as llm:
+        free = llm.engine.kv.pools[0].num_free
+        stream = llm.submit([5] * 100, GREEDY)
+        events = iter(stream)
+        for _ in range(3):
+            next(events)
+        stream.cancel()
+        rest = list(events)
+        assert rest[-1].finish_reason == "abort"
+        assert len(rest) <= 4
+        assert llm.stats()["running"] == 0
+        assert llm.engine.kv.pools[0].num_free == free
+
+
+def test_leaving_a_stream_cancels_it() -> None:
+    with scripted_llm(hash_script, delay=0.001, ctx=4096) as llm:
+        for event in llm.stream([5] * 10, GREEDY):
+            if event.ids:
+                break
+        deadline = time.monotonic() + 10
+        while llm.stats()["running"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert llm.stats()["finish_reasons"] == {"abort": 1}
+
+
+def test_a_failing_step_ends_its_requests_and_no_other() -> None:
+    def fails_on_seven(tokens):
+        return RuntimeError("boom") if tokens[0] == 7 else hash_script(tokens)
+
+    with scripted_llm(fails_on_seven, ctx=64) as llm:
+        with pytest.raises(EdgeLLMError, match="boom"):
+            llm.generate([[7, 7]], GREEDY)
+        assert len(llm.generate([[8]], SamplingParams(temperature=0, max_tokens=4))[0].ids) == 4
+
+
+def test_b23_nan_logits_end_one_request_only() -> None:
+    def nan_for_seven(tokens):
+        row = hash_script(tokens)
+        if tokens[0] == 7 and len(tokens) > 3:
+            row[9] = np.nan
+        return row
+
+    with scripted_llm(nan_for_seven, ctx=64) as llm:
+        good, bad = llm.submit([8], GREEDY), llm.submit([7], GREEDY)
+        with pytest.raises(RequestError, match="NaN"):
+            bad.result()
+        assert len(good.result().ids) == 63
+
+
+def test_the_queue_is_bounded() -> None:
+    with scripted_llm(hash_script, delay=0.02, max_seqs=1, max_waiting=2) as llm:
+        streams = [llm.submit([1], GREEDY)]
+        next(iter(streams[0]))
+        streams += [llm.submit([1], GREEDY) for _ in range(2)]
+        with pytest.raises(QueueFullError, match="2 requests"):
+            llm.submit([1], GREEDY)
+        for stream in streams:
+            stream.cancel()
+        assert streams[2].result().finish_reason == "abort"
+
+
+def test_many_threads_submit_at_once() -> None:
+    with scripted_llm(hash_script, max_seqs=8) as llm:
+        expected = [llm.generate([[i + 1] * 5], SamplingParams(temperature=0, max_tokens=8))[0].ids for i in range(8)]
+        found: dict[int, list[int]] = {}
+
+        def ask(i: int) -> None:
+            found[i] = llm.generate([[i + 1] * 5], SamplingParams(temperature=0, max_tokens=8))[0].ids
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [found[i] for i in range(8)] == expected
+
+
+def test_logits_of_all_positions() -> None:
+    ids = list(range(1, 101))
+    with scripted_llm(hash_script, ctx=128, max_batch_tokens=16) as llm:
+        llm.generate([ids], SamplingParams(temperature=0, max_tokens=2))  # a cached prefix must not shorten the result
+        logits = llm.logits(ids)
+        assert logits.shape == (100, 512)
+        assert all(np.array_equal(logits[i], hash_script(ids[: i + 1])) for i in range(100))
+
+
+def test_closing_ends_what_runs() -> None:
+    llm = scripted_llm(hash_script, delay=0.005, ctx=4096)
+    stream = llm.submit([1], GREEDY)
+    next(iter(stream))
+    llm.close()
+    assert stream.result().finish_reason == "abort"
+    with pytest.raises(EdgeLLMError, match="closed"):
+        llm.submit([1])
+    llm.close()
