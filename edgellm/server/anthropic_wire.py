@@ -223,7 +223,7 @@ class MessageFrames:
 
     def push(self, delta: Delta) -> list[bytes]:
         """Blocks are opened and closed as the kind of text changes."""
-        frames = [] if self._started else [self._start()]
+        frames = [] if self._started else [self._start(delta.prompt_tokens)]
         if delta.thinking:
             frames += self._text("thinking", "thinking_delta", delta.thinking)
         if delta.content:
@@ -264,9 +264,9 @@ class MessageFrames:
         head = {"id": self.id, "type": "message", "role": "assistant", "model": self.model}
         return {**head, "content": content, "stop_reason": None, "stop_sequence": None}
 
-    def _start(self) -> bytes:
+    def _start(self, prompt_tokens: int) -> bytes:
         self._started = True
-        message = {**self._head([]), "usage": {"input_tokens": 0, "output_tokens": 0}}
+        message = {**self._head([]), "usage": {"input_tokens": prompt_tokens, "output_tokens": 0}}
         return _event("message_start", message=message)
 
     def _text(self, kind: str, delta_kind: str, text: str) -> list[bytes]:

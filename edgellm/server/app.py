@@ -12,7 +12,6 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from edgellm.errors import EdgeLLMError
 from edgellm.server import ollama_models, ollama_routes, openai_routes, pages
@@ -22,6 +21,7 @@ from edgellm.server.errors import on_error, on_http_error
 from edgellm.server.manager import ModelManager
 from edgellm.server.metrics import CONTENT_TYPE, Metrics
 from edgellm.server.observe import Observe
+from edgellm.server.openapi import Endpoint, document
 from edgellm.server.replies import JSONReply
 from edgellm.server.security import Guard
 from edgellm.server.settings import ServerSettings
@@ -33,18 +33,17 @@ __all__ = ["create_app"]
 def create_app(
     settings: ServerSettings,
     catalog: Catalog,
-    load: Callable[[ModelRecord, int], Any],
+    load: Callable[[ModelRecord, int], tuple[Any, int]],
     budget: int,
     preload: Sequence[ModelRecord] = (),
 ) -> Starlette:
-    """The application. `load` makes an `LLM` of a record within so many bytes; `budget`: bytes for all models.
-    The models of `preload` are loaded before the first request is taken."""
+    """The application. `load` makes an `LLM` of a record within so many bytes and says how many it keeps; `budget`:
+    bytes for all models. The models of `preload` are loaded before the first request is taken."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         manager = ModelManager(settings, load, budget)
-        engines = lambda: [(model.record.name, model.llm.stats()) for model in manager.loaded()]  # noqa: E731
-        metrics = Metrics(engines, lambda: manager.waiting)
+        metrics = Metrics(manager)
         bridge = Bridge(asyncio.get_running_loop())
         app.state.server = ServerState(settings, catalog, manager, metrics, bridge)
         try:
@@ -55,7 +54,7 @@ def create_app(
             await manager.close()
 
     app = Starlette(
-        routes=_routes(),
+        routes=[endpoint.route for endpoint in _endpoints()],
         lifespan=lifespan,
         middleware=[Middleware(Observe), Middleware(Guard, settings=settings)],
         exception_handlers={EdgeLLMError: on_error, HTTPException: on_http_error},
@@ -65,36 +64,42 @@ def create_app(
     return app
 
 
-def _routes() -> list[Route]:
+def _endpoints() -> list[Endpoint]:
     ollama, models, openai = ollama_routes, ollama_models, openai_routes
     return [
-        Route("/", models.root),
-        Route("/health", health),
-        Route("/metrics", metrics_page),
-        Route("/ui", pages.ui_root),
-        Route("/ui/{name:path}", pages.ui_file),
-        Route("/api/version", models.version),
-        Route("/api/status", models.status),
-        Route("/api/tags", models.tags),
-        Route("/api/ps", models.ps),
-        Route("/api/show", models.show, methods=["POST"]),
-        Route("/api/generate", ollama.generate, methods=["POST"]),
-        Route("/api/chat", ollama.chat, methods=["POST"]),
-        Route("/api/embed", ollama.embed_route, methods=["POST"]),
-        Route("/api/embeddings", ollama.embeddings, methods=["POST"]),
-        Route("/api/copy", models.copy, methods=["POST"]),
-        Route("/api/delete", models.delete, methods=["DELETE"]),
-        Route("/api/push", models.push, methods=["POST"]),
-        Route("/api/me", models.me, methods=["POST"]),
-        Route("/api/signout", models.me, methods=["POST"]),
-        Route("/v1/models", openai.models),
-        Route("/v1/models/{name:path}", openai.model),
-        Route("/v1/chat/completions", openai.chat_completions, methods=["POST"]),
-        Route("/v1/completions", openai.completions, methods=["POST"]),
-        Route("/v1/embeddings", openai.embeddings, methods=["POST"]),
-        Route("/v1/responses", openai.responses, methods=["POST"]),
-        Route("/v1/messages", openai.messages, methods=["POST"]),
+        Endpoint("GET", "/", models.root),
+        Endpoint("GET", "/health", health),
+        Endpoint("GET", "/metrics", metrics_page),
+        Endpoint("GET", "/openapi.json", openapi_page),
+        Endpoint("GET", "/ui", pages.ui_root),
+        Endpoint("GET", "/ui/{name:path}", pages.ui_file),
+        Endpoint("GET", "/api/version", models.version),
+        Endpoint("GET", "/api/status", models.status),
+        Endpoint("GET", "/api/tags", models.tags),
+        Endpoint("GET", "/api/ps", models.ps),
+        Endpoint("POST", "/api/show", models.show, models.NameBody),
+        Endpoint("POST", "/api/generate", ollama.generate, ollama.GenerateBody),
+        Endpoint("POST", "/api/chat", ollama.chat, ollama.ChatBody),
+        Endpoint("POST", "/api/embed", ollama.embed_route, ollama.EmbedBody),
+        Endpoint("POST", "/api/embeddings", ollama.embeddings, ollama.EmbeddingsBody),
+        Endpoint("POST", "/api/copy", models.copy, models.CopyBody),
+        Endpoint("DELETE", "/api/delete", models.delete, models.NameBody),
+        Endpoint("POST", "/api/push", models.push, models.NameBody),
+        Endpoint("POST", "/api/me", models.me),
+        Endpoint("POST", "/api/signout", models.me),
+        Endpoint("GET", "/v1/models", openai.models),
+        Endpoint("GET", "/v1/models/{name:path}", openai.model),
+        Endpoint("POST", "/v1/chat/completions", openai.chat_completions, openai.ChatBody),
+        Endpoint("POST", "/v1/completions", openai.completions, openai.CompletionBody),
+        Endpoint("POST", "/v1/embeddings", openai.embeddings, openai.EmbeddingsBody),
+        Endpoint("POST", "/v1/responses", openai.responses, openai.ResponsesBody),
+        Endpoint("POST", "/v1/messages", openai.messages, openai.MessagesBody),
     ]
+
+
+async def openapi_page(request: Request) -> Response:
+    """GET /openapi.json."""
+    return JSONReply(document(_endpoints()))
 
 
 async def health(request: Request) -> Response:

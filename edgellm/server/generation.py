@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edgellm.errors import CancelledError, EdgeLLMError
@@ -107,6 +107,7 @@ class Generation:
 
     async def _of(self, answer: _Answer) -> AsyncIterator[Delta]:
         """One answer: token events through the reply parser."""
+        first = True
         async for event in answer.feed:
             if self._first_token is None and event.ids:
                 self._first_token = time.perf_counter()
@@ -116,7 +117,8 @@ class Generation:
                 raise CancelledError("the request was cancelled")
             delta = self._delta(answer, event)
             if delta.content or delta.thinking or delta.tool_calls or delta.logprobs or delta.finish:
-                yield delta
+                yield replace(delta, prompt_tokens=len(self._prepared.ids)) if first else delta
+                first = False
 
     def _delta(self, answer: _Answer, event: Any) -> Delta:
         pieces = answer.parser.push(event.text) if event.text else []

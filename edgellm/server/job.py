@@ -103,6 +103,8 @@ class Delta:
     logprobs: tuple[Any, ...] = ()
     """`TokenLogprobs`, where the request asked for them."""
     finish: Finish | None = None
+    prompt_tokens: int = 0
+    """Tokens of the prompt; on an answer's first delta."""
 
 
 def merged(deltas: list[Delta]) -> Delta:

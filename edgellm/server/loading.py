@@ -22,15 +22,19 @@ class Loader:
         self.settings = settings
         self.budget = budget
 
-    def __call__(self, record: ModelRecord, room: int) -> Any:
-        """Loads `record` within `room` bytes. Raises MemoryBudgetError, GGUFError, UnsupportedModel and the like."""
+    def __call__(self, record: ModelRecord, room: int) -> tuple[Any, int]:
+        """The model, loaded within `room` bytes, and the bytes it may take.
+
+        Raises MemoryBudgetError, GGUFError, UnsupportedModel and the like.
+        """
         from edgellm.llm import LLM
 
         settings = self.settings
         memory = self._share(record, room)
         draft = record.draft if settings.draft is None else settings.draft
         options = {"backend": settings.backend, "threads": settings.threads, "kv_type": settings.kv_type}
-        return LLM(record.path, ctx=settings.ctx, draft=draft, memory=memory, **options, **settings.extra)
+        llm = LLM(record.path, ctx=settings.ctx, draft=draft, memory=memory, **options, **settings.extra)
+        return llm, memory
 
     def _share(self, record: ModelRecord, room: int) -> int:
         """Half of what is left where the model fits with its whole context, so that a second one finds room; else all

@@ -38,6 +38,8 @@ class LoadedModel:
 
     record: ModelRecord
     llm: Any
+    reserved: int
+    """Bytes of the budget that are its own."""
     load_s: float
     keep_alive: float
     users: int = 0
@@ -68,13 +70,16 @@ class Lease:
 
 
 class ModelManager:
-    """Loads, lends and unloads models. All methods run in the event loop; loading and closing run in one worker
-    thread, one model at a time, so that two loads never count the same free memory."""
+    """Loads, lends and unloads models. `load` makes an `LLM` within so many bytes and says how many it keeps.
+
+    All methods run in the event loop; loading and closing run in one worker thread, one model at a time, so that two
+    loads never count the same free memory.
+    """
 
     def __init__(
         self,
         settings: ServerSettings,
-        load: Callable[[ModelRecord, int], Any],
+        load: Callable[[ModelRecord, int], tuple[Any, int]],
         budget: int,
         clock: Clock = time,  # type: ignore[assignment]  # the module has both functions
     ):
@@ -92,7 +97,7 @@ class ModelManager:
 
     def loaded(self) -> list[LoadedModel]:
         """Models in memory, the one that stays longest first."""
-        return sorted(self._models.values(), key=lambda model: -self.expires_at(model))
+        return sorted(list(self._models.values()), key=lambda model: -self.expires_at(model))
 
     def expires_at(self, model: LoadedModel) -> float:
         """Unix time at which a model is let go if no request comes; infinity for never."""
@@ -152,9 +157,9 @@ class ModelManager:
             await self._make_room()
         started = self.clock.monotonic()
         while True:
-            room = self.budget - sum(model.llm.stats()["memory_bytes"] for model in self._models.values())
+            room = self.budget - sum(model.reserved for model in self._models.values())
             try:
-                llm = await asyncio.get_running_loop().run_in_executor(self._worker, self._load, record, room)
+                llm, reserved = await asyncio.get_running_loop().run_in_executor(self._worker, self._load, record, room)
                 break
             except MemoryBudgetError:
                 if not self._models:
@@ -162,7 +167,7 @@ class ModelManager:
                 await self._make_room()
         now = self.clock.monotonic()
         stay = self.settings.keep_alive
-        model = LoadedModel(record, llm, now - started, stay, last_used=now, deadline=now + stay)
+        model = LoadedModel(record, llm, reserved, now - started, stay, last_used=now, deadline=now + stay)
         self._models[record.name] = model
         _log.info("loaded model=%s seconds=%.2f", record.name, model.load_s)
         return model

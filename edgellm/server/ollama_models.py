@@ -15,6 +15,7 @@ from edgellm.errors import RequestError
 from edgellm.server.body import Wire, parse, read_json
 from edgellm.server.catalog import ModelDetails, ModelRecord
 from edgellm.server.durations import local_stamp
+from edgellm.server.metrics import measured_bytes
 from edgellm.server.replies import JSONReply
 from edgellm.server.serving import find_model
 from edgellm.server.state import ServerState
@@ -85,11 +86,10 @@ async def ps(request: Request) -> Response:
     state: ServerState = request.app.state.server
     models = []
     for loaded in state.manager.loaded():
-        stats = loaded.llm.stats()
         expires = state.manager.expires_at(loaded)
         entry = _entry(loaded.record, await asyncio.to_thread(state.catalog.details, loaded.record))
-        entry["size"] = stats["memory_bytes"]
-        entry["size_vram"] = stats.get("device_bytes", 0)
+        entry["size"] = await asyncio.to_thread(measured_bytes, loaded)
+        entry["size_vram"] = 0
         entry["expires_at"] = local_stamp(expires if expires < 1e11 else math.inf)
         entry["context_length"] = loaded.llm.ctx
         models.append(entry)

@@ -55,7 +55,7 @@ class FakeLLM:
         self.config = SimpleNamespace(context_length=512, arch="fake")
 
     def stats(self) -> dict[str, Any]:
-        return {"memory_bytes": 1000, "running": 0, "waiting": 0}
+        return {"running": 0, "waiting": 0, "cache_groups": []}
 
     def close(self) -> None:
         self.closed = True

@@ -87,5 +87,5 @@ def fake_record(name: str = "fake:latest", **fields: Any) -> ModelRecord:
 def live_fake(llm: Any, **settings: Any) -> Iterator[Live]:
     """A server whose only model, `fake`, is the given stand-in."""
     catalog = GivenCatalog({"fake:latest": fake_record()})
-    with live(catalog, lambda record, room: llm, **settings) as running:
+    with live(catalog, lambda record, room: (llm, 1000), **settings) as running:
         yield running

@@ -37,9 +37,6 @@ class StandIn:
     size: int
     closed: bool = False
 
-    def stats(self) -> dict[str, Any]:
-        return {"memory_bytes": self.size}
-
     def close(self) -> None:
         self.closed = True
 
@@ -52,12 +49,12 @@ class Loader:
     delay: float = 0.0
     made: list[StandIn] = field(default_factory=list)
 
-    def __call__(self, record: ModelRecord, room: int) -> StandIn:
+    def __call__(self, record: ModelRecord, room: int) -> tuple[StandIn, int]:
         time.sleep(self.delay)
         if self.size > room:
             raise MemoryBudgetError(f"needs {self.size} bytes, {room} are free")
         self.made.append(StandIn(record.name, self.size))
-        return self.made[-1]
+        return self.made[-1], self.size
 
 
 def record(name: str) -> ModelRecord:
@@ -200,11 +197,11 @@ def test_a_client_that_leaves_does_not_stop_the_load() -> None:
 def test_a_failed_load_is_told_to_all_and_tried_again() -> None:
     calls = []
 
-    def load(entry: ModelRecord, room: int) -> StandIn:
+    def load(entry: ModelRecord, room: int) -> tuple[StandIn, int]:
         calls.append(entry.name)
         if len(calls) == 1:
             raise EdgeLLMError("broken file")
-        return StandIn(entry.name, 1)
+        return StandIn(entry.name, 1), 1
 
     async def work(manager: ModelManager, clock: FakeClock, loader: Any) -> None:
         found = await asyncio.gather(*(manager.acquire(record("a")) for _ in range(2)), return_exceptions=True)
