@@ -195,6 +195,10 @@ class Library:
             self.load([item])
         return self._addresses[item.name]
 
+    def address_or_zero(self, item: Kernel) -> int:
+        """As `address`; 0 when kernels run as plain Python."""
+        return 0 if jit_disabled() else self.address(item)
+
     def function(self, item: Kernel) -> Callable[[int, int, int, int], None]:
         """The compiled kernel as a Python callable (ctypes; drops the GIL), or the plain one when JIT is disabled."""
         if jit_disabled():

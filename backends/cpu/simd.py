@@ -230,6 +230,12 @@ load_i32x8 = _load("i32x8")
 load_i32x16 = _load("i32x16")
 
 
+@op("f32x16(i64)", lambda e, a: e.float_of_int(e.extend(e.load(a, "i8x16"), "i32x16", signed=True), "f32x16"))
+def load_i8x16_as_f32x16(address: int) -> Vector:
+    """Sixteen int8 from memory, as float32."""
+    return view(address, np.int8, 16).astype(np.float32)
+
+
 @op("void(i64, V)", lambda e, a, x: e.store(a, x))
 def store(address: int, x: Vector) -> None:
     """Write a vector."""
@@ -472,6 +478,12 @@ def round_i32x8(x: Vector) -> Vector:
     return np.rint(x).astype(np.int32)
 
 
+@op("i32x8(f32x8)", lambda e, x: e.b.fptosi(x, e.type("i32x8")))
+def truncate_i32x8(x: Vector) -> Vector:
+    """Towards zero; |x| below 2^31."""
+    return x.astype(np.int32)
+
+
 low_i8x32 = permute("i8x32", list(range(16)))
 high_i8x32 = permute("i8x32", list(range(16, 32)))
 low_i16x16 = permute("i16x16", list(range(8)))
@@ -521,6 +533,23 @@ def _emit_sum_f32x8(e: Any, x: Any) -> Any:
     return e.b.fadd(e.lane(pair, 0), e.lane(pair, 1))
 
 
+@op("f32(f32x8, lit)", lambda e, x, i: e.lane(x, i))
+def lane_f32x8(x: Vector, i: int) -> np.float32:
+    """One lane."""
+    return np.float32(x[i])
+
+
+@op("f32(f32x16)")
+def sum_f32x16(x: Vector) -> np.float32:
+    """`sum_f32x8` of the two halves added lane by lane."""
+    return sum_f32x8.twin(x[:8] + x[8:])
+
+
+@sum_f32x16.emit()
+def _emit_sum_f32x16(e: Any, x: Any) -> Any:
+    return _emit_sum_f32x8(e, e.b.fadd(e.shuffle(x, x, list(range(8))), e.shuffle(x, x, list(range(8, 16)))))
+
+
 @op("f32(f32x8)")
 def max_f32x8(x: Vector) -> np.float32:
     """Largest lane."""
@@ -532,6 +561,18 @@ def _emit_max_f32x8(e: Any, x: Any) -> Any:
     half = e.extremum("o>", e.shuffle(x, x, [0, 1, 2, 3]), e.shuffle(x, x, [4, 5, 6, 7]))
     pair = e.extremum("o>", e.shuffle(half, half, [0, 1]), e.shuffle(half, half, [2, 3]))
     return e.extremum("o>", e.lane(pair, 0), e.lane(pair, 1))
+
+
+@op("f32(f32x16)")
+def max_f32x16(x: Vector) -> np.float32:
+    """Largest lane."""
+    return np.float32(x.max())
+
+
+@max_f32x16.emit()
+def _emit_max_f32x16(e: Any, x: Any) -> Any:
+    low, high = e.shuffle(x, x, list(range(8))), e.shuffle(x, x, list(range(8, 16)))
+    return _emit_max_f32x8(e, e.extremum("o>", low, high))
 
 
 # Integer products.

@@ -44,10 +44,12 @@ class _Fold(ast.NodeTransformer):
         return self.generic_visit(node)  # type: ignore[return-value]
 
     def visit_Assign(self, node: ast.Assign) -> Any:
-        value = node.value
-        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "registers":
-            target = node.targets[0]
-            assert isinstance(target, ast.Name)
+        target, value = node.targets[0], node.value
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            if all(_is_call(v, "registers") for v in value.elts):
+                self.registers |= {t.id for t in target.elts if isinstance(t, ast.Name)}
+                return None
+        elif isinstance(target, ast.Name) and _is_call(value, "registers"):
             self.registers.add(target.id)
             return None
         return self.generic_visit(node)
@@ -61,9 +63,8 @@ class _Fold(ast.NodeTransformer):
 
     def visit_For(self, node: ast.For) -> Any:
         source = node.iter
-        if not (isinstance(source, ast.Call) and isinstance(source.func, ast.Name) and source.func.id == "unroll"):
+        if not (_is_call(source, "unroll") and isinstance(source, ast.Call) and isinstance(node.target, ast.Name)):
             return self.generic_visit(node)
-        assert isinstance(node.target, ast.Name)
         name, out = node.target.id, []
         for i in range(self.known(source.args[0])):
             self.constants[name] = i
@@ -77,6 +78,10 @@ class _Fold(ast.NodeTransformer):
             result = self.visit(statement)
             out += result if isinstance(result, list) else [result] if result is not None else []
         return out
+
+
+def _is_call(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
 
 
 def namespace_of(function: Callable[..., Any]) -> dict[str, Any]:

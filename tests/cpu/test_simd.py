@@ -55,7 +55,7 @@ def caller(name: str, item: Op) -> Kernel:
     def write_only(args: int, begin: int, end: int, scratch: int) -> None:
         item(read(args), second(read(args + 8) + 64))
 
-    shapes = {1: address if memory else one, 2: shift if "lit" in kinds else two, 3: three, 4: four}
+    shapes = {1: address if memory else one, 2: shift if kinds[1:] == ["lit"] else two, 3: three, 4: four}
     return kernel(write_only if result == "void" else shapes[count], f"test_op_{name}")
 
 

@@ -1,0 +1,149 @@
+"""Which pieces of attention a step consists of: made in numpy before each run, shared by all layers of one kind.
+
+Rows of a sequence are cut into tiles; a tile is split by partitions when it is too large a share of the step's work
+for threads to balance. Neither changes the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgellm.backends.base import AttentionSpec, Batch, KVSpec
+from edgellm.backends.cpu.tape import Span, Tape
+
+__all__ = ["PARTITION", "UNIT_FIELDS", "Plan", "Tiles", "plan_of"]
+
+PARTITION = 256
+UNIT_FIELDS = 8
+PAIRS = 32
+"""(row, head) pairs of a prompt's tile: what keeps its scores, queries and sums in the first-level cache."""
+FEW = 8
+"""A sequence with at most this many rows in the step takes the kernel for few rows."""
+SHARE = 4
+"""A tile may be 1 / (SHARE * threads) of the step's work before it is split."""
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass
+class Tiles:
+    """Units for one kernel: capacity for the recorded shape, ops that read them."""
+
+    rows: int
+    units: Ints
+    ops: list[int] = field(default_factory=list)
+
+
+class Plan:
+    """Units of one step, refilled before each run."""
+
+    def __init__(self, tape: Tape, kv: KVSpec, spec: AttentionSpec, group: int, n_threads: int):
+        batch = tape.batch
+        self._tape, self._window, self._causal, self._group = tape, spec.window, spec.causal, group
+        self._heads, self._threads, self._table_width = kv.n_kv_heads, n_threads, batch.block_tables[kv.group].shape[1]
+        self._width = (-(-kv.v_dim // 16) * 16 + 2) * 4
+        self._tile = max(1, PAIRS // group)
+        # A kernel that no batch of this shape can need is not recorded.
+        single = batch.n_tokens == batch.n_seqs
+        self.few = Tiles(FEW if not single else 1, self._new())
+        self.many = Tiles(self._tile, self._new()) if batch.n_tokens - batch.n_seqs >= FEW else None
+        self.combine = self._new()
+        self.combine_ops: list[int] = []
+        self.cell: Ints = np.zeros(1, np.int64)
+        self._partials: npt.NDArray[Any] = np.zeros(0, np.uint8)
+
+    def _new(self) -> Ints:
+        """Room for every unit a batch of this shape can have."""
+        batch = self._tape.batch
+        partitions = -(-self._table_width * 32 // PARTITION)
+        return np.zeros((batch.n_tokens * self._heads * max(partitions, self._group), UNIT_FIELDS), np.int64)
+
+    @property
+    def span(self) -> Span:
+        """Stands for the partials among an op's reads and writes."""
+        return self.cell.ctypes.data, 8
+
+    def fill(self, batch: Batch) -> None:
+        """Lay out the units of this batch."""
+        tiles, many = self._tiles(batch)
+        cost = tiles[:, 1] * (tiles[:, 4] - tiles[:, 3])
+        limit = max(1.0, float(cost.sum()) * self._heads / (SHARE * self._threads))
+        split = (cost * 1.0 > limit) & (tiles[:, 4] - tiles[:, 3] > 1)
+        slots = self._lay(self.few, tiles[~many], split[~many], 0)
+        if self.many is not None:
+            slots = self._lay(self.many, tiles[many], split[many], slots)
+        self._reserve(slots)
+        self._lay_combine(tiles[split])
+
+    def _tiles(self, batch: Batch) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        """(first row, rows, sequence, first partition, end partition, slot of its first kv head) and: many rows?"""
+        found, kinds = [], []
+        for s in range(batch.n_seqs):
+            start, stop = int(batch.seq_starts[s]), int(batch.seq_starts[s + 1])
+            many = stop - start > FEW
+            size = self._tile if many else FEW
+            for first in range(start, stop, size):
+                n = min(size, stop - first)
+                low, high = int(batch.positions[first]), int(batch.positions[first + n - 1])
+                begin = max(0, low - self._window + 1) // PARTITION if self._window and self._causal else 0
+                last = high if self._causal else int(batch.context_lens[s]) - 1
+                found.append((first, n, s, begin, last // PARTITION + 1, -1))
+                kinds.append(many)
+        return np.array(found, np.int64).reshape(-1, 6), np.array(kinds, bool)
+
+    def _lay(self, target: Tiles, tiles: Ints, split: npt.NDArray[np.bool_], slots: int) -> int:
+        n = 0
+        for tile, apart in zip(tiles, split, strict=True):
+            first, rows, sequence, begin, end, _ = (int(x) for x in tile)
+            for head in range(self._heads):
+                if not apart:
+                    target.units[n] = (first, rows, head, sequence, begin, end, -1, 0)
+                    n += 1
+                    continue
+                pairs, parts = rows * self._group, end - begin
+                if head == 0:
+                    tile[5] = slots
+                lines = target.units[n : n + parts]
+                lines[:] = (first, rows, head, sequence, 0, 0, 0, 0)
+                lines[:, 4] = np.arange(begin, end)
+                lines[:, 6] = slots + pairs * np.arange(parts)
+                slots += pairs * parts
+                n += parts
+        for op in target.ops:
+            self._tape.set_units(op, n)
+        return slots
+
+    def _lay_combine(self, tiles: Ints) -> None:
+        n = 0
+        for first, rows, _, begin, end, slot in tiles.tolist():
+            pairs, parts = rows * self._group, end - begin
+            for head in range(self._heads):
+                lines = self.combine[n : n + pairs]
+                pair = np.arange(pairs)
+                lines[:, 0] = first + pair // self._group
+                lines[:, 1] = head * self._group + pair % self._group
+                lines[:, 2:5] = slot + head * pairs * parts, parts, pairs
+                lines[:, 5] = pair
+                n += pairs
+        for op in self.combine_ops:
+            self._tape.set_units(op, n)
+
+    def _reserve(self, slots: int) -> None:
+        if len(self._partials) < slots * self._width + 64:
+            self._partials = np.empty(2 * slots * self._width + 64, np.uint8)
+            self.cell[0] = -(-self._partials.ctypes.data // 64) * 64
+
+
+def plan_of(tape: Tape, kv: KVSpec, spec: AttentionSpec, group: int, n_threads: int) -> Plan:
+    """The tape's plan for layers of this kind."""
+    key = ("attention", kv.n_kv_heads, kv.k_dim, kv.v_dim, kv.group, group, spec.window, spec.causal)
+    if key not in tape.shared:
+        plan = Plan(tape, kv, spec, group, n_threads)
+        tape.shared[key] = plan
+        tape.replay.append(plan.fill)
+    made: Plan = tape.shared[key]
+    return made

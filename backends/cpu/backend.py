@@ -1,0 +1,203 @@
+"""The CPU backend: ops append to a tape; `execute` records a forward pass once per batch shape and replays it."""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgellm.backends.base import AttentionSpec, Backend, Batch, KVPages, KVSpec, QTensor, RopeSpec, RouteSpec
+from edgellm.backends.cpu.attention import record_attention
+from edgellm.backends.cpu.elementwise import record_activate, record_add, record_norm, record_scale, record_take
+from edgellm.backends.cpu.embed import record_embed
+from edgellm.backends.cpu.jit import Library
+from edgellm.backends.cpu.kv import CPUPages, record_store
+from edgellm.backends.cpu.matmul_float import record_float_matmul
+from edgellm.backends.cpu.rope import record_rope
+from edgellm.backends.cpu.tape import Arena, Buf, Tape
+from edgellm.backends.cpu.team import Team, default_threads
+from edgellm.backends.dequant import dequantise
+from edgellm.errors import UnsupportedModel
+
+__all__ = ["CPUBackend", "CPUWeight"]
+
+Progress = Callable[[int, int, str], None]
+MAX_TAPES = 64
+FLOATS = ("F32", "F16", "BF16")
+
+
+class CPUWeight:
+    """A weight: the file's own bytes, or float32 values for vectors (norms, biases, sinks)."""
+
+    def __init__(self, tensor: QTensor):
+        self.tensor, self.shape = tensor, tensor.shape
+        self._values: npt.NDArray[np.float32] | None = None
+
+    @property
+    def address(self) -> int:
+        """Where the rows start."""
+        return self.tensor.data.ctypes.data
+
+    @property
+    def values(self) -> npt.NDArray[np.float32]:
+        """All values as float32 (of small weights: made once and kept)."""
+        if self._values is None:
+            flat = dequantise(self.tensor.data, self.tensor.type)
+            self._values = np.ascontiguousarray(flat, np.float32).reshape(self.shape)
+        return self._values
+
+
+def _values(weight: CPUWeight | None) -> npt.NDArray[np.float32] | None:
+    return None if weight is None else weight.values
+
+
+class CPUBackend(Backend):
+    """Kernels of this folder on a team of threads. `threads` None: physical cores. `progress(done, total, name)` hears
+    of kernels that must be compiled."""
+
+    name = "cpu"
+
+    def __init__(self, threads: int | None = None, progress: Progress | None = None):
+        self.threads = threads or default_threads()
+        self.progress = progress
+        self.library = Library()
+        self._team = Team(self.library, self.threads)
+        self._arena = Arena()
+        self._tapes: OrderedDict[Any, Tape] = OrderedDict()
+        self._lock = threading.RLock()
+        self._recording: Tape | None = None
+
+    def load(self, tensor: QTensor) -> CPUWeight:
+        return CPUWeight(tensor)
+
+    def new_kv(self, spec: KVSpec, n_blocks: int) -> CPUPages:
+        return CPUPages(spec, n_blocks)
+
+    def execute(self, forward: Callable[[Batch], Buf], batch: Batch) -> npt.NDArray[np.float32]:
+        with self._lock:
+            tape = self._tape_for(forward, batch)
+            tape.load(batch)
+            self._team.run(tape)
+            assert tape.output is not None
+            return tape.output.copy()
+
+    def close(self) -> None:
+        self._team.close()
+        self._tapes.clear()
+
+    def _tape_for(self, forward: Callable[[Batch], Buf], batch: Batch) -> Tape:
+        widths = [_room(table.shape[1]) for table in batch.block_tables]
+        identity, alive = _identity(forward)
+        key = (identity, batch.n_tokens, batch.n_seqs, len(batch.output_rows), tuple(widths))
+        if key in self._tapes:
+            self._tapes.move_to_end(key)
+            return self._tapes[key]
+        tape = self._record(forward, batch, widths)
+        tape.keep(alive)
+        self._tapes[key] = tape
+        if len(self._tapes) > MAX_TAPES:
+            self._tapes.popitem(last=False)
+        return tape
+
+    def _record(self, forward: Callable[[Batch], Buf], batch: Batch, widths: list[int]) -> Tape:
+        self._arena.restart()
+        tape = self._recording = Tape(self._arena, batch, widths)
+        try:
+            output = forward(tape.batch)
+        finally:
+            self._recording = None
+        self.library.load(tape.kernels, self.progress)
+        tape.finish(output, self.library.address_or_zero)
+        return tape
+
+    @property
+    def _tape(self) -> Tape:
+        if self._recording is None:
+            raise RuntimeError("ops of the CPU backend run inside execute()")
+        return self._recording
+
+    # The ops.
+    def embed(self, table: CPUWeight, ids: npt.NDArray[np.int32]) -> Buf:
+        return record_embed(self._tape, table.tensor, ids)
+
+    def linear(self, x: Buf, weight: CPUWeight, bias: CPUWeight | None = None) -> Buf:
+        tape, kind = self._tape, weight.tensor.type.name
+        out = tape.new(x.shape[0], weight.shape[0])
+        if kind in FLOATS:
+            record_float_matmul(tape, x, kind, weight.address, _values(bias), out)
+        else:
+            raise UnsupportedModel(f"{weight.tensor.name} is of type {kind}, which the CPU backend cannot multiply yet")
+        return out
+
+    def rms_norm(self, x: Buf, weight: CPUWeight | None, eps: float) -> Buf:
+        return record_norm(self._tape, x, _values(weight), None, eps, centre=False)
+
+    def layer_norm(self, x: Buf, weight: CPUWeight | None, bias: CPUWeight | None, eps: float) -> Buf:
+        return record_norm(self._tape, x, _values(weight), _values(bias), eps, centre=True)
+
+    def rope(self, x: Buf, batch: Batch, spec: RopeSpec) -> Buf:
+        return record_rope(self._tape, x, spec)
+
+    def store_kv(self, kv: KVPages, k: Buf, v: Buf, batch: Batch) -> None:
+        assert isinstance(kv, CPUPages)
+        record_store(self._tape, kv, k, v)
+
+    def attention(self, q: Buf, kv: KVPages, batch: Batch, spec: AttentionSpec) -> Buf:
+        assert isinstance(kv, CPUPages)
+        return record_attention(self._tape, q, kv, spec, _values(spec.sinks), self.threads)
+
+    def activate(self, kind: str, gate: Buf, up: Buf | None = None) -> Buf:
+        return record_activate(self._tape, kind, gate, up)
+
+    def add(self, a: Buf, b: Buf, scale: float = 1.0) -> Buf:
+        return record_add(self._tape, a, b, scale)
+
+    def scale(self, x: Buf, factor: float, softcap: float = 0.0) -> Buf:
+        return record_scale(self._tape, x, factor, softcap)
+
+    def take(self, x: Buf, rows: npt.NDArray[np.int32]) -> Buf:
+        return record_take(self._tape, x, rows)
+
+    def route(self, scores: Buf, spec: RouteSpec, bias: CPUWeight | None = None) -> tuple[Buf, Buf]:
+        raise UnsupportedModel("mixtures of experts do not run on the CPU backend yet")
+
+    def expert_linear(self, x: Buf, weight: CPUWeight, ids: Buf, bias: CPUWeight | None = None) -> Buf:
+        raise UnsupportedModel("mixtures of experts do not run on the CPU backend yet")
+
+    def combine(self, x: Buf, weights: Buf) -> Buf:
+        raise UnsupportedModel("mixtures of experts do not run on the CPU backend yet")
+
+
+def _room(width: int) -> int:
+    """Columns kept for a block table: a power of two, so that growing sequences seldom need a new tape."""
+    return max(32, 1 << (width - 1).bit_length())
+
+
+def _identity(forward: Any) -> tuple[Any, list[Any]]:
+    """What makes two forwards the same recording: the function and the objects bound to it. Returns a key and the
+    objects whose ids are part of it, which the tape keeps alive."""
+    alive: list[Any] = []
+
+    def name(value: Any) -> Any:
+        if isinstance(value, (int, float, str, bool, type(None))):
+            return value
+        if isinstance(value, (list, tuple)):
+            return tuple(name(v) for v in value)
+        if isinstance(value, types.MethodType):
+            return name(value.__func__), name(value.__self__)
+        if isinstance(value, partial):
+            return name(value.func), name(value.args), tuple((k, name(v)) for k, v in sorted(value.keywords.items()))
+        if isinstance(value, types.FunctionType):
+            cells = [c.cell_contents for c in value.__closure__ or ()]
+            return id(value.__code__), name(cells), name(value.__defaults__)
+        alive.append(value)
+        return id(value)
+
+    key = name(forward)
+    return key, [forward, *alive]

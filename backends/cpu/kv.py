@@ -1,0 +1,205 @@
+"""The paged KV cache: layout, and writing a step's rows into it.
+
+A block holds BLOCK positions of all kv heads of one layer. Per head, K then V, each padded to a cache line:
+- K is dimension-major, [k_dim][BLOCK]: the lanes of a vector are positions, so q.k needs no sum over lanes;
+- V is position-major, [BLOCK][v_dim]: the lanes are dimensions.
+Elements are float32, float16, or (q8_0) int8 with one float16 scale per position and 32 dimensions; the scales follow
+the elements: K's as [groups][BLOCK], V's as [BLOCK][groups].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgellm.backends.base import Batch, KVPages, KVSpec
+from edgellm.backends.cpu.jit import Kernel, kernel
+from edgellm.backends.cpu.simd import (
+    absolute,
+    load_f32,
+    load_f32x8,
+    load_i8,
+    load_i16,
+    load_i64,
+    max_f32x8,
+    maximum,
+    mul,
+    splat_f32x8,
+    store,
+    store_f16x8,
+    store_f32,
+    store_i8,
+    store_i16,
+)
+from edgellm.backends.cpu.tape import Buf, Tape
+from edgellm.backends.cpu.vecmath import ONE, ZERO, arg, load_part, round_away8
+from edgellm.config import BLOCK_SIZE
+from edgellm.errors import RequestError
+
+__all__ = ["GROUP", "CPUPages", "KVLayout", "record_store"]
+
+GROUP = 32
+LINE = 64
+ITEM = {"f32": 4, "f16": 2, "q8_0": 1}
+
+
+class KVLayout:
+    """Byte offsets inside a block for one KVSpec."""
+
+    def __init__(self, spec: KVSpec):
+        if spec.kv_type not in ITEM:
+            raise RequestError(f"kv_type must be f32, f16 or q8_0, not {spec.kv_type!r}")
+        if spec.block_size != BLOCK_SIZE:
+            raise RequestError(f"the CPU backend's KV blocks hold {BLOCK_SIZE} positions, not {spec.block_size}")
+        self.item = ITEM[spec.kv_type]
+        quantised = spec.kv_type == "q8_0"
+        groups = (-(-spec.k_dim // GROUP), -(-spec.v_dim // GROUP)) if quantised else (0, 0)
+        self.k_scales = BLOCK_SIZE * spec.k_dim * self.item
+        k_bytes = _lines(self.k_scales + 2 * BLOCK_SIZE * groups[0])
+        self.v = k_bytes
+        self.v_scales = k_bytes + BLOCK_SIZE * spec.v_dim * self.item
+        self.head = _lines(self.v_scales + 2 * BLOCK_SIZE * groups[1])
+        self.block = self.head * spec.n_kv_heads
+
+
+def _lines(nbytes: int) -> int:
+    return -(-nbytes // LINE) * LINE
+
+
+class CPUPages(KVPages):
+    """One layer's blocks in one piece of zero pages: memory is taken as blocks are written."""
+
+    def __init__(self, spec: KVSpec, n_blocks: int):
+        self.spec, self.n_blocks = spec, n_blocks
+        self.layout = KVLayout(spec)
+        # One line more: the last V row may be read past its end by less than a vector.
+        self._memory = np.zeros(n_blocks * self.layout.block + 2 * LINE, np.uint8)
+        start = -self._memory.ctypes.data % LINE
+        self.blocks: npt.NDArray[Any] = self._memory[start : start + n_blocks * self.layout.block]
+        self.blocks = self.blocks.reshape(n_blocks, self.layout.block)
+
+    @property
+    def address(self) -> int:
+        """Where block 0 starts."""
+        return self.blocks.ctypes.data
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """All of its memory."""
+        return self.address, self.blocks.nbytes
+
+    def read_block(self, block: int) -> bytes:
+        return bytes(self.blocks[block])
+
+    def write_block(self, block: int, data: bytes) -> None:
+        if len(data) != self.layout.block:
+            raise ValueError(f"a block of this cache has {self.layout.block} bytes, not {len(data)}")
+        self.blocks[block] = np.frombuffer(data, np.uint8)
+
+    def copy_block(self, source: int, target: int) -> None:
+        self.blocks[target] = self.blocks[source]
+
+
+def _store_plain(kv_type: str) -> Kernel:
+    """args: k, v, slots (int64 per token), pages, n_kv_heads, k_dim, v_dim, block bytes, head bytes, V offset."""
+
+    def write(args: int, begin: int, end: int, scratch: int) -> None:
+        heads, k_dim, v_dim = arg(args, 4), arg(args, 5), arg(args, 6)
+        for unit in range(begin, end):
+            slot = load_i64(arg(args, 2) + 8 * (unit // heads))
+            base = arg(args, 3) + slot // BLOCK_SIZE * arg(args, 7) + unit % heads * arg(args, 8)
+            position = slot % BLOCK_SIZE
+            k, v = arg(args, 0) + 4 * k_dim * unit, arg(args, 1) + 4 * v_dim * unit
+            if kv_type == "f32":
+                row = base + arg(args, 9) + 4 * v_dim * position
+                for d in range(k_dim):
+                    store_f32(base + 4 * (BLOCK_SIZE * d + position), load_f32(k + 4 * d))
+                for d in range(v_dim):
+                    store_f32(row + 4 * d, load_f32(v + 4 * d))
+            else:
+                row = base + arg(args, 9) + 2 * v_dim * position
+                for d in range(0, k_dim, 8):
+                    part = load_part(k + 4 * d, min(8, k_dim - d), scratch + 32)
+                    store_f16x8(scratch, part)
+                    for i in range(min(8, k_dim - d)):
+                        store_i16(base + 2 * (BLOCK_SIZE * (d + i) + position), load_i16(scratch + 2 * i))
+                for d in range(0, v_dim // 8 * 8, 8):
+                    store_f16x8(row + 2 * d, load_f32x8(v + 4 * d))
+                rest = v_dim % 8
+                if rest != 0:
+                    store_f16x8(scratch, load_part(v + 4 * (v_dim - rest), rest, scratch + 32))
+                    for i in range(rest):
+                        store_i16(row + 2 * (v_dim - rest + i), load_i16(scratch + 2 * i))
+
+    return kernel(write, f"store_kv_{kv_type}")
+
+
+@kernel
+def store_kv_q8_0(args: int, begin: int, end: int, scratch: int) -> None:
+    """args as for the plain types, then K scales offset, V scales offset. d = max|x| / 127, q = x / d rounded half
+    away from zero, as ggml's q8_0."""
+    heads = arg(args, 4)
+    for unit in range(begin, end):
+        slot = load_i64(arg(args, 2) + 8 * (unit // heads))
+        base = arg(args, 3) + slot // BLOCK_SIZE * arg(args, 7) + unit % heads * arg(args, 8)
+        position = slot % BLOCK_SIZE
+        for half in range(2):  # K, then V
+            dim = arg(args, 5 + half)
+            x = arg(args, half) + 4 * dim * unit
+            groups = (dim + GROUP - 1) // GROUP
+            for g in range(groups):
+                count = min(GROUP, dim - g * GROUP)
+                for i in range(0, GROUP, 8):
+                    n = min(max(count - i, 0), 8)
+                    store(scratch + 4 * i, load_part(x + 4 * (g * GROUP + i), n, scratch + 256))
+                largest = absolute(load_f32x8(scratch))
+                for i in range(8, GROUP, 8):
+                    largest = maximum(largest, absolute(load_f32x8(scratch + 4 * i)))
+                d = max_f32x8(largest) / np.float32(127)
+                inverse = ONE / d if d > ZERO else ZERO
+                store_f16x8(scratch + 128, splat_f32x8(d))
+                at = arg(args, 10) + 2 * (BLOCK_SIZE * g + position)
+                if half == 1:
+                    at = arg(args, 11) + 2 * (groups * position + g)
+                store_i16(base + at, load_i16(scratch + 128))
+                for i in range(0, GROUP, 8):
+                    q = round_away8(mul(load_f32x8(scratch + 4 * i), splat_f32x8(inverse)))
+                    store(scratch + 4 * i, q)
+                for i in range(count):
+                    index = g * GROUP + i
+                    at = BLOCK_SIZE * index + position
+                    if half == 1:
+                        at = arg(args, 9) + dim * position + index
+                    store_i8(base + at, load_i8(scratch + 4 * i))
+
+
+STORES = {"f32": _store_plain("f32"), "f16": _store_plain("f16"), "q8_0": store_kv_q8_0}
+
+
+def slots_of(tape: Tape, group: int) -> npt.NDArray[np.int64]:
+    """Per token, block * BLOCK_SIZE + offset in the block; filled before every run, shared by a group's layers."""
+    key = ("slots", group)
+    if key not in tape.shared:
+        slots = np.zeros(tape.batch.n_tokens, np.int64)
+
+        def fill(batch: Batch) -> None:
+            sequence = np.repeat(np.arange(batch.n_seqs), np.diff(batch.seq_starts))
+            blocks = batch.block_tables[group][sequence, batch.positions // BLOCK_SIZE]
+            slots[:] = blocks.astype(np.int64) * BLOCK_SIZE + batch.positions % BLOCK_SIZE
+
+        tape.replay.append(fill)
+        tape.shared[key] = slots
+    result: npt.NDArray[np.int64] = tape.shared[key]
+    return result
+
+
+def record_store(tape: Tape, pages: CPUPages, k: Buf, v: Buf) -> None:
+    """Write k (n_tokens, n_kv_heads, k_dim) and v into their blocks. A unit is one head of one token."""
+    spec, layout = pages.spec, pages.layout
+    slots = slots_of(tape, spec.group)
+    sizes = (spec.n_kv_heads, spec.k_dim, spec.v_dim, layout.block, layout.head, layout.v)
+    args = (k, v, slots, pages.address, *sizes, layout.k_scales, layout.v_scales)
+    units = tape.batch.n_tokens * spec.n_kv_heads
+    tape.op(STORES[spec.kv_type], units, args, reads=[k, v], writes=[pages.span], step=4, scratch=512)
