@@ -73,14 +73,16 @@ class Plan:
         cost = tiles[:, 1] * (tiles[:, 4] - tiles[:, 3])
         limit = max(1.0, float(cost.sum()) * self._heads / (SHARE * self._threads))
         split = (cost * 1.0 > limit) & (tiles[:, 4] - tiles[:, 3] > 1)
-        slots = self._lay(self.few, tiles[~many], split[~many], 0)
+        sizes = np.where(split, cost * self._heads * self._group, 0)
+        tiles[:, 5] = np.where(split, np.cumsum(sizes) - sizes, -1)
+        self._reserve(int(sizes.sum()))
+        self._lay(self.few, tiles[~many])
         if self.many is not None:
-            slots = self._lay(self.many, tiles[many], split[many], slots)
-        self._reserve(slots)
+            self._lay(self.many, tiles[many])
         self._lay_combine(tiles[split])
 
     def _tiles(self, batch: Batch) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """(first row, rows, sequence, first partition, end partition, slot of its first kv head) and: many rows?"""
+        """(first row, rows, sequence, first partition, end partition, slot or -1) and: many rows?"""
         found, kinds = [], []
         for s in range(batch.n_seqs):
             start, stop = int(batch.seq_starts[s]), int(batch.seq_starts[s + 1])
@@ -95,27 +97,22 @@ class Plan:
                 kinds.append(many)
         return np.array(found, np.int64).reshape(-1, 6), np.array(kinds, bool)
 
-    def _lay(self, target: Tiles, tiles: Ints, split: npt.NDArray[np.bool_], slots: int) -> int:
+    def _lay(self, target: Tiles, tiles: Ints) -> None:
         n = 0
-        for tile, apart in zip(tiles, split, strict=True):
-            first, rows, sequence, begin, end, _ = (int(x) for x in tile)
+        for first, rows, sequence, begin, end, slot in tiles.tolist():
+            pairs, parts = rows * self._group, end - begin
             for head in range(self._heads):
-                if not apart:
+                if slot < 0:
                     target.units[n] = (first, rows, head, sequence, begin, end, -1, 0)
                     n += 1
                     continue
-                pairs, parts = rows * self._group, end - begin
-                if head == 0:
-                    tile[5] = slots
                 lines = target.units[n : n + parts]
                 lines[:] = (first, rows, head, sequence, 0, 0, 0, 0)
                 lines[:, 4] = np.arange(begin, end)
-                lines[:, 6] = slots + pairs * np.arange(parts)
-                slots += pairs * parts
+                lines[:, 6] = slot + pairs * (head * parts + np.arange(parts))
                 n += parts
         for op in target.ops:
             self._tape.set_units(op, n)
-        return slots
 
     def _lay_combine(self, tiles: Ints) -> None:
         n = 0

@@ -68,6 +68,8 @@ class _Compilation:
         context = cpu_target.typing_context, cpu_target.target_context
         compiled = compiler.compile_extra(*context, plain, args, result, _flags(), {})
         self.libraries.append(compiled.library)
+        # Python builtins (min, max, range) that Numba compiles as functions of their own.
+        self.libraries += [x for x in compiled.library._linking_libraries if x not in self.libraries]
         return compiled
 
     def form(self, value: Any) -> Any:
@@ -168,7 +170,7 @@ def _optimise(module: Any, machine: Any) -> None:
 
 
 def _check_symbols(name: str, assembly: str) -> None:
-    called = set(re.findall(r"^\s+(?:callq?|bl|b|jmp)\s+([A-Za-z_][\w.@$]*)", assembly, flags=re.M))
+    called = set(re.findall(r"^\s+(?:callq?|bl|b|jmp|movabsq)\s+\$?([A-Za-z_][\w.@$]*)", assembly, flags=re.M))
     outside = {c.split("@")[0] for c in called} - SYMBOLS_ALLOWED - {symbol(name)}
     outside = {c for c in outside if not c.startswith((".L", "L"))}
     if outside:
@@ -185,8 +187,12 @@ def compile_kernel(item: Kernel, target: Target, jit: bool = True) -> tuple[byte
     machine = _machine(target, jit)
     layout = str(machine.target_data)
     module = _retarget(_wrapper(symbol(item.name), entry.fndesc.llvm_func_name), target, layout)
-    for library in unit.libraries:
-        module.link_in(_retarget(str(library._final_module), target, layout))
+    for library in (x for x in unit.libraries if x.name != "nrt"):
+        part = _retarget(str(library._final_module), target, layout)
+        for function in part.functions:
+            if not function.is_declaration:
+                function.linkage = "weak_odr"  # several libraries may hold the same builtin
+        module.link_in(part)
     for function in module.functions:
         if not function.is_declaration and function.name != symbol(item.name):
             function.linkage = "internal"
