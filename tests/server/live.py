@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from edgellm.server.app import create_app
 from edgellm.server.catalog import ModelDetails, ModelRecord
 from edgellm.server.run import EdgeServer, bind
 from edgellm.server.settings import ServerSettings
+from tests.support.scripted import Script, scripted_llm
 
 
 @dataclass
@@ -52,11 +54,20 @@ class Live:
     def state(self) -> Any:
         return self.app.state.server
 
+    def llm(self) -> Any:
+        """The only loaded model."""
+        (model,) = self.state.manager.loaded()
+        return model.llm
+
+    def connect(self) -> socket.socket:
+        """A bare connection; reads give up after ten seconds."""
+        sock = socket.create_connection(("127.0.0.1", int(self.url.rpartition(":")[2])))
+        sock.settimeout(10)
+        return sock
+
 
 @contextmanager
-def live(
-    catalog: Any, load: Callable[[ModelRecord, int], Any], budget: int = 1 << 33, **settings: Any
-) -> Iterator[Live]:
+def live(catalog: Any, load: Callable[..., Any], budget: int = 1 << 33, **settings: Any) -> Iterator[Live]:
     """Serves until the block ends."""
     chosen = ServerSettings(**settings)
     app = create_app(chosen, catalog, load, budget)
@@ -84,8 +95,11 @@ def fake_record(name: str = "fake:latest", **fields: Any) -> ModelRecord:
 
 
 @contextmanager
-def live_fake(llm: Any, **settings: Any) -> Iterator[Live]:
-    """A server whose only model, `fake`, is the given stand-in."""
-    catalog = GivenCatalog({"fake:latest": fake_record()})
-    with live(catalog, lambda record, room: (llm, 1000), **settings) as running:
+def live_scripted(
+    script: Script | str = "Hello", *, record: ModelRecord | None = None, llm: Any = None, **settings: Any
+) -> Iterator[Live]:
+    """A server whose only model, `fake`, is the real engine over a script. `llm`: arguments of `scripted_llm`."""
+    known = record or fake_record()
+    catalog = GivenCatalog({known.name: known})
+    with live(catalog, lambda *_: (scripted_llm(script, **(llm or {})), 1000), **settings) as running:
         yield running

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Iterator
 
@@ -11,15 +10,14 @@ import pytest
 
 from edgellm.server import protocol
 from edgellm.server.security import host_allowed, origin_allowed, origin_patterns
-from tests.server.fake_llm import FakeLLM
-from tests.server.live import Live, live_fake
+from tests.server.live import Live, live_scripted
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}], "stream": False}
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Live]:
-    with live_fake(FakeLLM(), max_body=5000, body_timeout=0.3, origins=("https://good.example", "ext://*")) as running:
+    with live_scripted(max_body=5000, body_timeout=0.3, origins=("https://good.example", "ext://*")) as running:
         yield running
 
 
@@ -119,12 +117,12 @@ def test_dns_rebinding_is_refused(server: Live) -> None:
 
 
 def test_the_host_check_is_off_when_others_may_connect() -> None:
-    with live_fake(FakeLLM(), host="0.0.0.0") as server:
+    with live_scripted(host="0.0.0.0") as server:
         assert server.client.get("/api/tags", headers={"Host": "box.example"}).status_code == 200
 
 
 def test_a_key_is_needed_where_one_is_set() -> None:
-    with live_fake(FakeLLM(), api_key="s3cret") as server:
+    with live_scripted(api_key="s3cret") as server:
         get = server.client.get
         assert get("/").status_code == 200
         for wrong in ({}, {"Authorization": "Bearer no"}, {"Authorization": "s3cret"}, {"Authorization": "Bearer é"}):
@@ -211,7 +209,7 @@ def test_unknown_paths_and_methods_are_plain_text(server: Live) -> None:
 
 def raw_exchange(server: Live, data: bytes, wait: float = 5.0) -> bytes:
     """Sends bytes as they are; returns what comes until the server closes or `wait` seconds are over."""
-    with connect(server) as sock:
+    with server.connect() as sock:
         sock.settimeout(wait)
         sock.sendall(data)
         got = b""
@@ -223,11 +221,6 @@ def raw_exchange(server: Live, data: bytes, wait: float = 5.0) -> bytes:
             if not piece:
                 return got
             got += piece
-
-
-def connect(server: Live) -> socket.socket:
-    host, _, port = server.url.removeprefix("http://").partition(":")
-    return socket.create_connection((host, int(port)))
 
 
 def test_a_body_that_does_not_come_is_408(server: Live) -> None:
