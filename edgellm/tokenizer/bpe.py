@@ -37,7 +37,11 @@ def rule_for(vocab: Vocab) -> PreRule:
 
 
 class BPEEncoder:
-    """Plain text to ids; control tokens are kept out of the library's vocabulary, so no text can become one."""
+    """Plain text to ids; control tokens are kept out of the library's vocabulary, so no text can become one.
+
+    Some byte-level vocabularies lack bytes (SmolLM2: 0xF1, 0xF2 and a few control codes). The library, like llama.cpp,
+    would drop them in silence; here a character that needs one becomes U+FFFD.
+    """
 
     def __init__(self, vocab: Vocab, rule: PreRule, merges: Sequence[str] | None):
         if merges is None:
@@ -46,11 +50,13 @@ class BPEEncoder:
         self._ids = vocab.ids
         self._unk_id = vocab.unk_id
         self._tokenizer = _build(vocab, rule, _pairs(merges))
+        letters = {} if rule.raw else byte_letters()
+        self._missing = bytes(byte for letter, byte in letters.items() if letter not in vocab.ids)
 
     def encode(self, text: str, after_special: bool) -> list[int]:
         """`after_special` means nothing to BPE: it has no space prefix."""
         if not self._raw:
-            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            return list(self._tokenizer.encode(self._spellable(text), add_special_tokens=False).ids)
         ids: list[int] = []
         for part in re.split("(▁)", text):
             if part == "▁":  # a literal one; written as a piece it would read as a space
@@ -58,6 +64,13 @@ class BPEEncoder:
             elif part:
                 ids += self._encode_raw(part)
         return ids
+
+    def _spellable(self, text: str) -> str:
+        data = text.encode() if self._missing else b""
+        if len(data.translate(None, self._missing)) == len(data):
+            return text
+        missing = set(self._missing)
+        return "".join(letter if missing.isdisjoint(letter.encode()) else "\ufffd" for letter in text)
 
     def _encode_raw(self, text: str) -> list[int]:
         ids: list[int] = []
@@ -77,9 +90,9 @@ class BPEEncoder:
 def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
     pairs: list[Any] = [tuple(entry.split(" ")) for entry in merges]
     for i, pair in enumerate(pairs):
-        if len(pair) != 2:
+        if len(pair) != 2 or not pair[0] or not pair[1]:
             left, found, right = merges[i][1:].partition(" ")  # a piece may begin with a blank
-            if not found or not right:
+            if not found or not right or right.startswith(" "):
                 raise TokenizerError(f"{_MERGES} entry {i} is {merges[i]!r}, not two pieces with a blank between")
             pairs[i] = (merges[i][0] + left, right)
     return pairs
@@ -90,11 +103,9 @@ def _build(vocab: Vocab, rule: PreRule, pairs: list[tuple[str, str]]) -> Tokeniz
 
     known = {token: i for token, i in vocab.ids.items() if vocab.types[i] != CONTROL}
     options: dict[str, Any] = {"ignore_merges": rule.ignore_merges}
-    if rule.raw:
-        options["byte_fallback"] = True
-    if vocab.unk_id is not None and (rule.raw or not byte_letters().keys() <= known.keys()):
-        options["unk_token"] = vocab.tokens[vocab.unk_id]
-        known[options["unk_token"]] = vocab.unk_id
+    if rule.raw and vocab.unk_id is not None:
+        options |= {"byte_fallback": True, "unk_token": vocab.tokens[vocab.unk_id]}
+        known[vocab.tokens[vocab.unk_id]] = vocab.unk_id
     try:
         model = models.BPE(known, pairs, **options)
     except Exception:  # the library refuses merges of pieces that are no tokens; llama.cpp skips them, and so do we

@@ -39,6 +39,7 @@ class Tokenizer:
         self.add_bos = vocab.add_bos
         self.kind = vocab.kind
         self._rule = rule_for(vocab) if vocab.kind == "bpe" else None
+        self._pieces: dict[int, bytes] = {}
         self._raw_pieces = self._rule is None or self._rule.raw
         if self._rule is not None and metadata.get("tokenizer.ggml.add_bos_token") is None:
             self.add_bos = self._rule.add_bos and self.bos_id is not None
@@ -108,9 +109,10 @@ class Tokenizer:
 
     def _matcher(self, *kinds: int) -> TokenMatcher:
         vocab = self._vocab
-        return TokenMatcher(
-            {vocab.tokens[i]: i for i, kind in enumerate(vocab.types) if kind in kinds and vocab.tokens[i]}
-        )
+        found = {vocab.tokens[i]: i for i, kind in enumerate(vocab.types) if kind in kinds and vocab.tokens[i]}
+        if self._raw_pieces:  # runs of blanks are stored as `▁▁`, texts hold blanks
+            found = {text.replace(SPACE, " "): i for text, i in found.items()}
+        return TokenMatcher(found)
 
     @cached_property
     def _all_specials(self) -> TokenMatcher:
@@ -126,6 +128,12 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """What the token stands for in the text; for control tokens, their name. IndexError outside the vocabulary."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._pieces[token] = self._piece(token)
+        return piece
+
+    def _piece(self, token: int) -> bytes:
         if not 0 <= token < self.vocab_size:
             raise IndexError(f"token id {token} is outside the vocabulary of {self.vocab_size}")
         text, kind = self.tokens[token], self._vocab.types[token]
