@@ -26,7 +26,7 @@ def random_text(rng: random.Random, possible: Callable[[str], bool]) -> str:
 def check_round_trips(
     tokenizer: Tokenizer, seed: int, possible: Callable[[str], bool] = lambda letter: True, n: int = 300
 ) -> None:
-    """Text to ids and back, whole and streamed, special parsing on and off; bytes of tokens join to those of the text."""
+    """Text to ids and back, whole and streamed, special parsing on and off; the tokens' bytes join to the text."""
     print("seed", seed)
     rng = random.Random(seed)
     for _ in range(n):
