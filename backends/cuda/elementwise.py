@@ -1,0 +1,344 @@
+"""Norms, rotary embedding, cache writes, activations, embedding rows and routing: one thread per value or warp per row.
+
+All arrays are 1-D; shapes come as numbers. Meanings: `edgellm.backends.base`, twins: `edgellm.backends.reference`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from numba import cuda, types
+
+from edgellm.backends.cuda.device import as_float, f16, load4, u16, warp_sum
+from edgellm.backends.cuda.unpack import Unpack
+
+__all__ = [
+    "ACTIVATIONS",
+    "add",
+    "add_bias",
+    "combine",
+    "dense_matvec",
+    "layer_norm",
+    "make_activate",
+    "make_embed",
+    "make_embed_dense",
+    "rms_norm",
+    "rope",
+    "route",
+    "scale",
+    "store_q8",
+    "store_rows",
+    "take",
+]
+
+f32 = types.float32
+Kernel = Callable[..., Any]
+
+
+@cuda.jit
+def rms_norm(x, weight, y, n_rows, d, weight_rows, eps):
+    """A warp per row; `weight_rows` 0: none, 1: one row for all, h: row r uses weight row r % h."""
+    lane = cuda.threadIdx.x % 32
+    row = cuda.blockIdx.x * (cuda.blockDim.x // 32) + cuda.threadIdx.x // 32
+    total = f32(0.0)
+    if row < n_rows:
+        for i in range(lane, d, 32):
+            total += x[row * d + i] * x[row * d + i]
+    total = warp_sum(total)
+    if row < n_rows:
+        r = f32(1.0) / math.sqrt(total / f32(d) + f32(eps))
+        for i in range(lane, d, 32):
+            value = x[row * d + i] * r
+            y[row * d + i] = value * weight[row % weight_rows * d + i] if weight_rows > 0 else value
+
+
+@cuda.jit
+def layer_norm(x, weight, bias, y, n_rows, d, weight_rows, bias_rows, eps):
+    """A warp per row; rows of weight and bias as in rms_norm."""
+    lane = cuda.threadIdx.x % 32
+    row = cuda.blockIdx.x * (cuda.blockDim.x // 32) + cuda.threadIdx.x // 32
+    total = f32(0.0)
+    if row < n_rows:
+        for i in range(lane, d, 32):
+            total += x[row * d + i]
+    mean = warp_sum(total) / f32(d)
+    total = f32(0.0)
+    if row < n_rows:
+        for i in range(lane, d, 32):
+            total += (x[row * d + i] - mean) * (x[row * d + i] - mean)
+    total = warp_sum(total)
+    if row < n_rows:
+        r = f32(1.0) / math.sqrt(total / f32(d) + f32(eps))
+        for i in range(lane, d, 32):
+            value = (x[row * d + i] - mean) * r
+            if weight_rows > 0:
+                value = value * weight[row % weight_rows * d + i]
+            if bias_rows > 0:
+                value = value + bias[row % bias_rows * d + i]
+            y[row * d + i] = value
+
+
+@cuda.jit
+def rope(x, positions, variants, inv_freq, magnitude, y, heads, d, n_dims, adjacent, total):
+    """One thread per value of (n_tokens, heads, d)."""
+    i = cuda.grid(1)
+    if i >= total:
+        return
+    e, token = i % d, i // (d * heads)
+    if e >= n_dims:
+        y[i] = x[i]
+        return
+    half = n_dims // 2
+    j = e // 2 if adjacent else e % half
+    is_first = e % 2 == 0 if adjacent else e < half
+    other = i + 1 if adjacent else i + half
+    if not is_first:
+        other = i - 1 if adjacent else i - half
+    variant = variants[token]
+    angle = f32(positions[token]) * inv_freq[variant * half + j]
+    c, s = math.cos(angle) * magnitude[variant], math.sin(angle) * magnitude[variant]
+    y[i] = f32(x[i] * c - x[other] * s) if is_first else f32(x[other] * s + x[i] * c)
+
+
+@cuda.jit
+def store_rows(x, slots, cache, row_size, total):
+    """Rows of x (n_tokens, row_size) into cache slots, in the cache's own float type."""
+    i = cuda.grid(1)
+    if i < total:
+        cache[slots[i // row_size] * row_size + i % row_size] = x[i]
+
+
+@cuda.jit
+def store_q8(x, slots, cache, scales, row_size, n_groups):
+    """As store_rows for int8 with one scale per 32: one thread per group."""
+    g = cuda.grid(1)
+    if g >= n_groups:
+        return
+    per_row = row_size // 32
+    at = slots[g // per_row] * per_row + g % per_row
+    top = f32(0.0)
+    for i in range(32):
+        top = max(top, abs(x[32 * g + i]))
+    scales[at] = top / f32(127.0)
+    d = f32(scales[at])
+    for i in range(32):
+        value = x[32 * g + i] / d if d > f32(0.0) else f32(0.0)
+        q = int(value + f32(0.5)) if value >= f32(0.0) else -int(f32(0.5) - value)
+        cache[32 * at + i] = min(max(q, -127), 127)
+
+
+@cuda.jit(device=True)
+def _sigmoid(x):
+    return f32(1.0) / (f32(1.0) + math.exp(-x))
+
+
+@cuda.jit(device=True)
+def _silu(x):
+    return x * _sigmoid(x)
+
+
+@cuda.jit(device=True)
+def _gelu(x):
+    return f32(0.5) * x * (f32(1.0) + math.erf(x * f32(0.7071067811865476)))
+
+
+@cuda.jit(device=True)
+def _gelu_tanh(x):
+    return f32(0.5) * x * (f32(1.0) + math.tanh(f32(0.7978845608028654) * (x + f32(0.044715) * x * x * x)))
+
+
+@cuda.jit(device=True)
+def _relu(x):
+    return max(x, f32(0.0))
+
+
+@cuda.jit(device=True)
+def _tanh(x):
+    return math.tanh(x)
+
+
+@cuda.jit(device=True)
+def _swiglu_oai(x):
+    x = min(x, f32(7.0))
+    return x * _sigmoid(f32(1.702) * x)
+
+
+ACTIVATIONS = {
+    "silu": _silu,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": _relu,
+    "tanh": _tanh,
+    "swiglu_oai": _swiglu_oai,
+}
+
+
+def make_activate(kind: str, has_up: bool) -> Kernel:
+    """y = f(gate) * up, or f(gate)."""
+    function, clipped = ACTIVATIONS[kind], kind == "swiglu_oai"
+
+    @cuda.jit
+    def activate(gate, up, y, total):
+        i = cuda.grid(1)
+        if i < total:
+            value = function(gate[i])
+            if has_up:
+                value *= min(max(up[i], f32(-7.0)), f32(7.0)) + f32(1.0) if clipped else up[i]
+            y[i] = value
+
+    return activate
+
+
+@cuda.jit
+def add(a, b, factor, y, total):
+    """y = a + factor * b."""
+    i = cuda.grid(1)
+    if i < total:
+        y[i] = a[i] + f32(factor) * b[i]
+
+
+@cuda.jit
+def add_bias(x, bias, ids, n, total):
+    """x += bias in place; row r takes bias row ids[r] (experts), or row 0 when ids is empty."""
+    i = cuda.grid(1)
+    if i < total:
+        row = ids[i // n] if ids.size > 0 else 0
+        x[i] += bias[row * n + i % n]
+
+
+@cuda.jit
+def scale(x, factor, softcap, y, total):
+    """y = x * factor, then softcap * tanh(y / softcap)."""
+    i = cuda.grid(1)
+    if i < total:
+        value = x[i] * f32(factor)
+        y[i] = f32(softcap) * math.tanh(value / f32(softcap)) if softcap > 0.0 else value
+
+
+@cuda.jit
+def take(x, rows, y, d, total):
+    """Rows of x by index."""
+    i = cuda.grid(1)
+    if i < total:
+        y[i] = x[rows[i // d] * d + i % d]
+
+
+@cuda.jit
+def combine(x, weights, y, n_used, m, total):
+    """y[t, c] = sum over j of weights[t, j] * x[t, j, c], in rising j."""
+    i = cuda.grid(1)
+    if i < total:
+        t, value = i // m, f32(0.0)
+        for j in range(n_used):
+            value += weights[t * n_used + j] * x[(t * n_used + j) * m + i % m]
+        y[i] = value
+
+
+@cuda.jit
+def route(scores, bias, ids, weights, n_rows, n_experts, n_used, mode, normalise, factor):
+    """One thread per row. `mode` 0 softmax over all, 1 softmax over the chosen, 2 sigmoid. Ties: lowest index."""
+    t = cuda.grid(1)
+    if t >= n_rows:
+        return
+    base = t * n_experts
+    top = scores[base]
+    for e in range(n_experts):
+        top = max(top, scores[base + e])
+    total = f32(0.0)
+    for e in range(n_experts):
+        value = scores[base + e]
+        if mode == 0:
+            scores[base + e] = math.exp(value - top)
+            total += scores[base + e]
+        elif mode == 2:
+            scores[base + e] = _sigmoid(value)
+    for e in range(n_experts):
+        if mode == 0:
+            scores[base + e] /= total
+    chosen_sum = f32(0.0)
+    for j in range(n_used):
+        best = -1
+        for e in range(n_experts):
+            taken = False
+            for i in range(j):
+                taken = taken or ids[t * n_used + i] == e
+            if not taken:
+                extra = bias[e] if bias.size > 0 else f32(0.0)
+                kept = (bias[best] if bias.size > 0 else f32(0.0)) if best >= 0 else f32(0.0)
+                if best < 0 or scores[base + e] + extra > scores[base + best] + kept:
+                    best = e
+        ids[t * n_used + j] = best
+        value = math.exp(scores[base + best] - top) if mode == 1 else scores[base + best]
+        weights[t * n_used + j] = value
+        chosen_sum += value
+    for j in range(n_used):
+        value = weights[t * n_used + j]
+        weights[t * n_used + j] = (value / chosen_sum if normalise or mode == 1 else value) * f32(factor)
+
+
+@cuda.jit(device=True)
+def _dense(w, at, form):
+    """Weight number `at` of an F32 (0), F16 (1) or BF16 (2) tensor."""
+    if form == 0:
+        return as_float(load4(w, 4 * at))
+    if form == 1:
+        return f16(u16(w, 2 * at))
+    return as_float(u16(w, 2 * at) << 16)
+
+
+def make_embed_dense(form: int) -> Kernel:
+    """Rows of an F32, F16 or BF16 table: one thread per value."""
+
+    @cuda.jit
+    def embed(w, ids, y, dim, total):
+        i = cuda.grid(1)
+        if i < total:
+            y[i] = _dense(w, ids[i // dim] * dim + i % dim, form)
+
+    return embed
+
+
+def make_embed(kind: Unpack, block: int, size: int) -> Kernel:
+    """Rows of a quantised table: one thread per part of 32 weights."""
+    unpack, first, second = kind
+    parts = block // 32
+
+    @cuda.jit
+    def embed(w, ids, y, dim, total):
+        i = cuda.grid(1)
+        if i >= total:
+            return
+        row, p = i // (dim // 32), i % (dim // 32)
+        b, part = p // parts, p % parts
+        q = unpack(w, (ids[row] * (dim // block) + b) * size, part)
+        h0, h1 = row * dim + b * block + first(part), row * dim + b * block + second(part)
+        for j in range(16):
+            low, high = (q[j // 4] >> (8 * (j % 4))) & 255, (q[4 + j // 4] >> (8 * (j % 4))) & 255
+            low, high = low - 256 if low > 127 else low, high - 256 if high > 127 else high
+            y[h0 + j] = q[8] * f32(low) - q[10]
+            y[h1 + j] = q[9] * f32(high) - q[11]
+
+    return embed
+
+
+def dense_matvec(form: int) -> Kernel:
+    """F32, F16 or BF16 weights times float32 activations: a warp per (weight row, token); grid (rows / 4, pairs).
+
+    `ids` empty: token t reads row t of x. Else pair p multiplies row p // share with expert ids[p]."""
+
+    @cuda.jit
+    def matvec(w, ids, share, x, y, n, k):
+        lane = cuda.threadIdx.x % 32
+        row = cuda.blockIdx.x * (cuda.blockDim.x // 32) + cuda.threadIdx.x // 32
+        token = cuda.blockIdx.y
+        expert = ids[token] if ids.size > 0 else 0
+        acc = f32(0.0)
+        if row < n:
+            for i in range(lane, k, 32):
+                acc += _dense(w, (expert * n + row) * k + i, form) * x[token // share * k + i]
+        total = warp_sum(acc)
+        if lane == 0 and row < n:
+            y[token * n + row] = total
+
+    return matvec
