@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgellm.config import EngineConfig
+from edgellm import __version__
+from edgellm.config import EngineConfig, home
 from edgellm.engine.engine import Engine
 from edgellm.engine.model_runner import ModelRunner
+from edgellm.engine.prompt_cache import PromptCache
+from edgellm.engine.swap import SwapFile
 from edgellm.memory import (
     PoolSizes,
     block_bytes,
@@ -77,7 +81,15 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
         backend = create(settings.backend, settings.threads)
         model = load_model(gguf, backend)
         runner = ModelRunner(model, backend, pools.blocks, config.kv_type, config.block_size)
-        engine = Engine(config, model.config, runner, tokenizer, pools.blocks)
+        swap = None
+        if config.swap_space:
+            swap = SwapFile(runner, len(pools.blocks), config.swap_space, home() / "swap")
+        engine = Engine(config, model.config, runner, tokenizer, pools.blocks, swap)
+        if settings.prompt_cache:
+            key = cache_key(gguf.digest, backend.name, config, model.config)
+            prompt_cache = PromptCache(settings.prompt_cache, key, engine.kv, runner)
+            prompt_cache.load()
+            engine.before_close.append(prompt_cache.save)
     except BaseException:
         gguf.close()
         raise
@@ -112,3 +124,16 @@ def size_up(
     sizes = block_bytes(model, config.kv_type, config.block_size)
     pools = pool_sizes(model.cache_groups, sizes, left, ctx, config.max_seqs, most)
     return replace(config, ctx=ctx), pools
+
+
+def cache_key(model_digest: str, backend: str, config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
+    """Everything the rows of a cache block depend on besides the tokens; plain JSON data."""
+    groups = [[group.kind, list(group.layers), group.window] for group in model.cache_groups]
+    return {
+        "version": __version__,
+        "model": model_digest,
+        "backend": f"{backend} {platform.machine()}",
+        "kv_type": config.kv_type,
+        "block_size": config.block_size,
+        "groups": groups,
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -48,6 +48,8 @@ class Engine:
         self.pacer = Pacer(config.max_batch_tokens)
         self.metrics = Metrics()
         self.answers: dict[int, Answer] = {}
+        self.before_close: list[Callable[[], None]] = []
+        """Called by `close` when nothing runs any more and the blocks can still be read."""
         self._next_id = 0
         self._closing: list[tuple[int, TokenEvent]] = []
 
@@ -136,6 +138,9 @@ class Engine:
         """Abort everything and give back the model. Idempotent."""
         for answer in list(self.answers.values()):
             self._finish(answer, "abort")
+        functions, self.before_close = self.before_close, []
+        for function in functions:
+            function()
         self.runner.close()
 
     def _run(self, schedule: Schedule) -> list[npt.NDArray[Any]]:

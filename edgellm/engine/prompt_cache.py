@@ -1,0 +1,151 @@
+"""The prefix cache on disk, so that a long prompt need not be computed again after a restart.
+
+File: MAGIC, header length (8 bytes, little-endian), header (JSON), block data, BLAKE2b of all before (32 bytes).
+Header: `key` (what the rows depend on: model, backend, settings), `groups`: per cache group `block_bytes` and `blocks`,
+a list of [parent digest (hex), token ids], most recently used first; the data lies in the same order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from edgellm.engine.kv_cache import KVCache
+from edgellm.engine.model_runner import Runner
+from edgellm.engine.request import chain_digest
+
+__all__ = ["PromptCache"]
+
+log = logging.getLogger(__name__)
+
+MAGIC = b"edgellm prompt cache 1\n"
+MAX_HEADER = 64 << 20
+MAX_BYTES = 4 << 30
+"""Most bytes written; the most recently used prefixes are kept."""
+PIECE = 1 << 20
+
+
+class Damaged(Exception):
+    """A file that is not a whole prompt cache."""
+
+
+class PromptCache:
+    """Loads and saves the named blocks of a KV cache. `key`: everything the rows depend on, as plain JSON data."""
+
+    def __init__(self, path: Path, key: dict[str, Any], kv: KVCache, runner: Runner, max_bytes: int = MAX_BYTES):
+        self.path, self.key, self.kv, self.runner, self.max_bytes = path, key, kv, runner, max_bytes
+        self._saved: set[bytes] = set()
+        self._sizes = [len(runner.read_block(g, 0)) for g in range(len(kv.pools))]
+
+    def load(self) -> int:
+        """Bring the file's blocks into the (fresh) cache as evictable ones; returns the tokens of the longest group.
+        A file that is damaged or of another model or setting is left alone, with one line in the log."""
+        try:
+            with open(self.path, "rb") as file:
+                header = self._check(file)
+                if header["key"] != json.loads(json.dumps(self.key)):
+                    log.warning("prompt cache %s is of another model or setting: not used", self.path)
+                    return 0
+                return self._read_blocks(file, header["groups"])
+        except FileNotFoundError:
+            return 0
+        except (OSError, Damaged) as error:
+            log.warning("prompt cache %s cannot be used: %s", self.path, error)
+            return 0
+
+    def save(self) -> None:
+        """Write the cache's blocks, atomically. Does nothing when there is nothing new; a failure is one log line."""
+        groups = [list(self._newest(g)) for g in range(len(self.kv.pools))]
+        if {digest for blocks in groups for _, digest, _, _ in blocks} <= self._saved:
+            return
+        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open(temporary, "wb") as file:
+                self._write(file, groups)
+            os.replace(temporary, self.path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            log.warning("prompt cache %s was not saved: %s", self.path, error)
+
+    def _newest(self, group: int) -> Iterator[tuple[int, bytes, bytes, tuple[int, ...]]]:
+        """Named blocks, most recently used first, within this group's share of the bytes. A parent is used no earlier
+        than what follows it, so prefixes stay whole."""
+        left = self.max_bytes // len(self.kv.pools)
+        for entry in reversed(self.kv.pools[group].named_blocks()):
+            left -= self._sizes[group]
+            if left < 0:
+                return
+            yield entry
+
+    def _write(self, file: BinaryIO, groups: list[list[tuple[int, bytes, bytes, tuple[int, ...]]]]) -> None:
+        listed = [
+            {"block_bytes": size, "blocks": [[parent.hex(), list(tokens)] for _, _, parent, tokens in blocks]}
+            for size, blocks in zip(self._sizes, groups, strict=True)
+        ]
+        header = json.dumps({"key": self.key, "groups": listed}).encode()
+        digest = hashlib.blake2b(digest_size=32)
+
+        def put(data: bytes) -> None:
+            digest.update(data)
+            file.write(data)
+
+        put(MAGIC + len(header).to_bytes(8, "little") + header)
+        for g, blocks in enumerate(groups):
+            for block, *_ in blocks:
+                put(self.runner.read_block(g, block))
+        file.write(digest.digest())
+
+    def _check(self, file: BinaryIO) -> dict[str, Any]:
+        """The header of a file that is whole, its checksum included; the file stands at the first block then."""
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(len(MAGIC) + 8)
+        length = int.from_bytes(start[len(MAGIC) :], "little")
+        if start[: len(MAGIC)] != MAGIC or not 0 < length <= min(MAX_HEADER, size):
+            raise Damaged("not a prompt cache of this version")
+        digest, left = hashlib.blake2b(start, digest_size=32), size - len(start) - 32
+        text = file.read(length)
+        digest.update(text)
+        left -= length
+        first = file.tell()
+        while left > 0:
+            piece = file.read(min(PIECE, left))
+            if not piece:
+                raise Damaged("the file ends early")
+            digest.update(piece)
+            left -= len(piece)
+        if left < 0 or file.read(33) != digest.digest():
+            raise Damaged("the checksum does not match")
+        file.seek(first)
+        try:
+            header: dict[str, Any] = json.loads(text)
+        except ValueError as error:
+            raise Damaged("the header is no JSON") from error
+        return header
+
+    def _read_blocks(self, file: BinaryIO, groups: list[dict[str, Any]]) -> int:
+        """Blocks are taken from clean ones only, the oldest first, so that the order of eviction is as it was."""
+        loaded = [0]
+        for g, pool in enumerate(self.kv.pools):
+            blocks, size = groups[g]["blocks"], self._sizes[g]
+            if size != groups[g]["block_bytes"]:
+                raise Damaged("blocks of another size")
+            first = file.tell()
+            fitting = min(len(blocks), pool.num_free)
+            taken = pool.allocate(fitting)
+            for i in range(fitting - 1, -1, -1):
+                parent, tokens = bytes.fromhex(blocks[i][0]), blocks[i][1]
+                file.seek(first + i * size)
+                self.runner.write_block(g, taken[i], file.read(size))
+                digest = chain_digest(parent, tokens)
+                pool.register(taken[i], digest, parent, tokens)
+                pool.release(taken[i])
+                self._saved.add(digest)
+            file.seek(first + len(blocks) * size)
+            loaded.append(fitting * self.kv.block_size)
+        return max(loaded)

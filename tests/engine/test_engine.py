@@ -1,0 +1,329 @@
+"""Whole runs over a scripted model whose rows are token ids: lost, moved or wrongly shared blocks change the answer."""
+
+from __future__ import annotations
+
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgellm.config import EngineConfig, SamplingParams
+from edgellm.engine.engine import Engine
+from edgellm.engine.output import Completion
+from edgellm.engine.prompt_cache import PromptCache
+from edgellm.engine.swap import SwapFile
+from tests.support.scripted import ByteTokenizer, ScriptedRunner, hash_script, model_config
+
+WINDOWS = [(0,), (48, 0), (48,)]
+
+
+class Driver:
+    """An engine stepped by hand, checked after every step."""
+
+    def __init__(
+        self,
+        windows: tuple[int, ...] = (0,),
+        blocks: int = 200,
+        swap: Path | None = None,
+        chunk: int | None = None,
+        ctx: int = 512,
+        **config: Any,
+    ):
+        shape = model_config(ctx, windows)
+        self.runner = ScriptedRunner(hash_script, shape)
+        groups = len(shape.cache_groups)
+        space = SwapFile(self.runner, groups, 1 << 20, swap) if swap else None
+        settings = EngineConfig(ctx=ctx, **{"max_seqs": 16, **config})
+        self.engine = Engine(settings, shape, self.runner, ByteTokenizer(), [blocks] * groups, space)
+        if chunk is not None:
+            self.engine.pacer.budget = lambda num_decoding: chunk  # type: ignore[method-assign]
+        self.done: dict[int, Completion] = {}
+
+    def add(self, prompt: list[int], **params: Any) -> int:
+        settings = {"max_tokens": 24, "temperature": 0.9, "seed": 7, "logprobs": 2, **params}
+        return self.engine.add_request(prompt, SamplingParams(**settings)).request_id
+
+    def step(self) -> None:
+        for request_id, event in self.engine.step():
+            if event.completion is not None:
+                self.done[request_id] = event.completion
+        self.engine.check_integrity()
+
+    def finish(self, limit: int = 5000) -> None:
+        while self.engine.has_work:
+            self.step()
+            limit -= 1
+            assert limit, "the engine does not come to an end"
+
+    @property
+    def free(self) -> list[int]:
+        return [pool.num_free for pool in self.engine.kv.pools]
+
+
+def prompts(n: int, longest: int = 200, seed: int = 0) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(1, 256) for _ in range(rng.randint(1, longest))] for _ in range(n)]
+
+
+def alone(prompt: list[int], windows: tuple[int, ...] = (0,), **params: Any) -> Completion:
+    driver = Driver(windows)
+    number = driver.add(prompt, **params)
+    driver.finish()
+    return driver.done[number]
+
+
+def same(a: Completion, b: Completion) -> bool:
+    return (a.ids, a.logprobs, a.text) == (b.ids, b.logprobs, b.text)
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("chunk", [1, 7, 64, 512])
+def test_chunks_do_not_change_the_answer(windows: tuple[int, ...], chunk: int) -> None:
+    [prompt] = prompts(1)
+    driver = Driver(windows, chunk=chunk)
+    number = driver.add(prompt)
+    driver.finish()
+    assert same(driver.done[number], alone(prompt, windows))
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("blocks, swapped", [(200, False), (14, False), (14, True)])
+def test_twelve_staggered_requests_with_aborts(
+    windows: tuple[int, ...], blocks: int, swapped: bool, tmp_path: Path
+) -> None:
+    driver = Driver(windows, blocks, tmp_path if swapped else None, chunk=64, ctx=320)
+    start = driver.free
+    asked, aborted = prompts(12), {3, 8}
+    numbers = []
+    for i, prompt in enumerate(asked):
+        numbers.append(driver.add(prompt, max_tokens=70))
+        for _ in range(2):
+            driver.step()
+        if i in aborted:
+            driver.engine.abort(numbers[-1])
+    driver.finish()
+    for i, (number, prompt) in enumerate(zip(numbers, asked, strict=True)):
+        if i in aborted:
+            assert driver.done[number].finish_reason == "abort"
+        else:
+            assert same(driver.done[number], alone(prompt, windows, max_tokens=70)), f"request {i}"
+    assert driver.free == start
+    if blocks == 14 and windows == (0,):
+        assert driver.engine.stats()["preemptions"] > 0
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+def test_a_prefix_hit_does_not_change_the_answer(windows: tuple[int, ...]) -> None:
+    [prompt] = prompts(1, seed=4)
+    prompt = (prompt * 200)[:200]
+    driver = Driver(windows)
+    first = driver.add(prompt)
+    driver.finish()
+    turn = [*prompt, *driver.done[first].ids, 5, 6, 7]
+    second, again = driver.add(turn), driver.add(prompt)
+    driver.finish()
+    assert driver.done[second].cached_tokens >= len(turn) - 3 - 32
+    assert driver.done[again].cached_tokens >= (192 if windows == (0,) else 0)
+    assert same(driver.done[second], alone(turn, windows))
+    assert same(driver.done[again], driver.done[first])
+
+
+def test_a_swapped_request_is_not_computed_again(tmp_path: Path) -> None:
+    computed = []
+    for folder in (None, tmp_path):
+        driver = Driver((0,), blocks=12, swap=folder, ctx=256)
+        numbers = [driver.add(p, max_tokens=60) for p in prompts(4, 100, seed=2)]
+        driver.finish()
+        assert driver.engine.stats()["preemptions"] > 0
+        assert [len(driver.done[n].ids) for n in numbers] == [60] * 4
+        computed.append(sum(tokens for step in driver.runner.steps for _, tokens, _ in step))
+    assert computed[1] < computed[0]
+    assert computed[1] == sum(len(p) + 59 for p in prompts(4, 100, seed=2))
+
+
+def test_long_prompts_do_not_hold_up_running_answers() -> None:
+    driver = Driver(chunk=16)
+    running = [driver.add([i + 1] * 4, max_tokens=100) for i in range(4)]
+    driver.step()
+    driver.add([9] * 400)
+    for _ in range(20):
+        driver.step()
+        items = driver.runner.steps[-1]
+        assert [tokens for number, tokens, _ in items if number in running] == [1] * 4
+        assert sum(tokens for number, tokens, _ in items if number not in running) <= 16
+
+
+def test_first_come_first_served() -> None:
+    driver = Driver(max_seqs=2)
+    order = [driver.add([1] * 20, max_tokens=4) for _ in range(6)]
+    driver.finish()
+    assert list(driver.done) == order
+
+
+def test_a_pool_too_small_loses_nothing_and_hangs_nothing() -> None:
+    driver = Driver(blocks=17, ctx=512)  # one context and one block
+    start = driver.free
+    numbers = [driver.add(p, max_tokens=40, ignore_eos=True) for p in prompts(16, 400, seed=3)]
+    driver.finish(20_000)
+    assert sorted(driver.done) == numbers
+    assert all(len(c.ids) == 40 and c.finish_reason == "length" for c in driver.done.values())
+    assert driver.free == start
+
+
+def test_a_context_may_fill_the_whole_pool() -> None:
+    for swap_blocks in (16,):
+        driver = Driver(blocks=swap_blocks, ctx=512)
+        driver.add([1] * 300, max_tokens=-2)
+        driver.add([2] * 300, max_tokens=-2)
+        driver.finish()
+        assert [len(c.ids) for c in driver.done.values()] == [212, 212]
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+def test_b28_a_thousand_random_aborts_leak_nothing(windows: tuple[int, ...], tmp_path: Path) -> None:
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    rng = random.Random(seed)
+    driver = Driver(windows, blocks=30, swap=tmp_path, chunk=48, ctx=320)
+    start = driver.free
+    numbers: list[int] = []
+    for _ in range(1000):
+        numbers.append(driver.add(prompts(1, 150, rng.random())[0], max_tokens=8))  # type: ignore[arg-type]
+        if rng.random() < 0.4:
+            driver.step()
+        driver.engine.abort(rng.choice(numbers[-8:]))
+        if len(driver.engine.answers) > 12:
+            driver.engine.abort(min(driver.engine.answers))
+    driver.finish()
+    assert sorted(driver.done) == numbers
+    assert driver.free == start
+
+
+def test_an_abort_takes_effect_before_the_next_step() -> None:
+    driver = Driver(chunk=8)
+    prefilling, waiting = driver.add([1] * 200), driver.add([2] * 10)
+    driver.step()
+    driver.engine.abort(prefilling)
+    driver.engine.abort(waiting)
+    driver.step()
+    assert len(driver.runner.steps) == 1
+    assert {n: c.finish_reason for n, c in driver.done.items()} == {prefilling: "abort", waiting: "abort"}
+
+
+def test_long_rope_picks_the_variant_by_prompt_and_answer() -> None:
+    from dataclasses import replace
+
+    from edgellm.models.config import RopeConfig
+
+    driver = Driver()
+    rope = RopeConfig(n_dims=8, scaling="longrope", original_context=64)
+    driver.engine.model_config = replace(driver.engine.model_config, rope=rope)
+    variants = [driver.engine.add_request([1] * 40, SamplingParams(max_tokens=n)).rope_variant for n in (24, 25, -1)]
+    assert variants == [0, 1, 1]
+
+
+def saved_cache(path: Path, driver: Driver, key: dict[str, Any] | None = None) -> PromptCache:
+    return PromptCache(path, key or {"model": "m"}, driver.engine.kv, driver.runner)
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+def test_a_saved_prompt_cache_serves_a_new_process(windows: tuple[int, ...], tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "cache"
+    prompt = (prompts(1, seed=4)[0] * 200)[:200]
+    first = Driver(windows)
+    number = first.add(prompt)
+    first.finish()
+    saved_cache(path, first).save()
+    turn = [*prompt, *first.done[number].ids, 5, 6, 7]
+
+    second = Driver(windows)
+    cache = saved_cache(path, second)
+    assert cache.load() >= 32
+    second.engine.check_integrity()
+    number = second.add(turn)
+    second.finish()
+    assert second.done[number].cached_tokens >= len(turn) - 3 - 32
+    assert same(second.done[number], alone(turn, windows))
+
+    small = Driver(windows, blocks=16)
+    saved_cache(path, small).load()
+    small.engine.check_integrity()
+    number = small.add(turn)
+    small.finish()
+    assert same(small.done[number], alone(turn, windows))
+
+
+def test_an_unchanged_prompt_cache_is_not_written_again(tmp_path: Path) -> None:
+    driver = Driver()
+    driver.add([1] * 100)
+    driver.finish()
+    saved_cache(tmp_path / "cache", driver).save()
+    before = (tmp_path / "cache").stat()
+    fresh = Driver()
+    cache = saved_cache(tmp_path / "cache", fresh)
+    cache.load()
+    cache.save()
+    assert (tmp_path / "cache").stat().st_mtime_ns == before.st_mtime_ns
+    assert [p.name for p in tmp_path.iterdir()] == ["cache"]
+
+
+def test_a_damaged_or_foreign_prompt_cache_is_ignored_with_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = Driver()
+    driver.add([1] * 100)
+    driver.finish()
+    path = tmp_path / "cache"
+    saved_cache(path, driver).save()
+    good = path.read_bytes()
+    rng = random.Random(1)
+    damaged = [b"", good[:10], good[:-1], good + b"x", b"\0" * len(good), good[:23] + b"\xff" * 8 + good[31:]]
+    for _ in range(30):
+        at = rng.randrange(len(good))
+        damaged.append(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+    for data in damaged:
+        path.write_bytes(data)
+        fresh = Driver()
+        with caplog.at_level(logging.WARNING):
+            caplog.clear()
+            assert saved_cache(path, fresh).load() == 0
+        assert len(caplog.records) == 1
+        fresh.engine.check_integrity()
+    path.write_bytes(good)
+    with caplog.at_level(logging.WARNING):
+        caplog.clear()
+        assert saved_cache(path, Driver(), {"model": "other"}).load() == 0
+    assert "another model or setting" in caplog.text
+    assert saved_cache(tmp_path / "absent", Driver()).load() == 0
+
+
+def test_swap_space_is_bounded_and_given_back(tmp_path: Path) -> None:
+    driver = Driver(swap=tmp_path)
+    space = SwapFile(driver.runner, 1, limit=3 * 132, folder=tmp_path)
+    driver.runner.rows[0] = {b: [b] * 32 for b in range(1, 9)}
+    assert space.save(1, [[0, 1, 2]])
+    assert not space.save(2, [[3, 4]])
+    assert space.save(3, [[5]])
+    space.load(1, [[0, 7, 8]])
+    assert (driver.runner.rows[0][7], driver.runner.rows[0][8]) == ([1] * 32, [2] * 32)
+    assert space.used == 132
+    assert space.save(2, [[3, 4]])
+    space.drop(2)
+    space.drop(3)
+    space.drop(99)
+    assert space.used == 0
+    space.close()
+
+
+def test_stats_count_what_happened() -> None:
+    driver = Driver()
+    driver.add([1] * 40, max_tokens=5)
+    driver.add([2] * 30, max_tokens=5)
+    driver.finish()
+    stats = driver.engine.stats()
+    assert stats["finish_reasons"] == {"length": 2}
+    assert (stats["prompt_tokens"], stats["prefill_tokens"], stats["new_tokens"]) == (70, 70, 10)
+    assert (stats["running"], stats["waiting"]) == (0, 0)
+    assert stats["cache_groups"][0]["free"] == 200
