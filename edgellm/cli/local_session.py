@@ -35,6 +35,8 @@ class LocalReply:
                 self._times.append(time.perf_counter())
                 self._ids.extend(event.ids)
             self._pieces.append(event.text)
+            if event.error is not None:
+                raise event.error
             if event.finish_reason is not None:
                 self._finish(event.finish_reason, event.completion)
             if event.text:
