@@ -71,10 +71,18 @@ def read_stdin() -> str:
 
 @contextmanager
 def open_session(name: str, flags: ModelFlags, *, local: bool) -> Iterator[Session]:
-    """A running server's model of that name (said on stderr), unless `local`; else the model loaded in this process."""
-    from edgellm.cli.local_session import LocalSession
+    """A running server's model of that name (said on stderr), unless `local` or flags ask for an engine of one's own;
+    else the model loaded in this process."""
+    session: Session | None = None
+    if not local and not flags.given():
+        from edgellm.cli.server_session import ServerSession, find_server
 
-    session: Session = LocalSession(name, flags)
+        if client := find_server(name):
+            session = ServerSession(name, client)
+    if session is None:
+        from edgellm.cli.local_session import LocalSession
+
+        session = LocalSession(name, flags)
     try:
         yield session
     finally:

@@ -38,7 +38,8 @@ def run(
     local: bool,
     as_json: bool,
 ) -> None:
-    """Answer PROMPT (default: stdin, when it is no terminal) and exit."""
+    """Answer PROMPT (default: stdin, when it is no terminal) and exit. --json and --raw load the model in this process
+    also when a server has it."""
     if prompt is None and sys.stdin.isatty():
         if as_json or raw:
             raise click.UsageError("--json and --raw need a PROMPT, or text on stdin")
@@ -51,7 +52,7 @@ def run(
     text = read_stdin() if prompt is None else clean_text(prompt)
     from edgellm.cli.opening import open_session
 
-    with open_session(model, model_flags, local=local or raw) as session:
+    with open_session(model, model_flags, local=local or raw or as_json) as session:
         options = {**session.defaults, **sampling.given()}
         answer = answer_once(session, text, options, system=system, raw=raw, truncate=truncate, quiet=as_json)
         if as_json:
