@@ -73,8 +73,10 @@ def answer_once(
     if raw:
         reply = session.continue_text(text, options)
     else:
-        messages: list[Message] = [{"role": "system", "content": system}] if system is not None else []
-        reply = session.reply([*messages, {"role": "user", "content": text}], options, truncate)
+        system = session.system if system is None else system
+        messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        messages += [*session.opening, {"role": "user", "content": text}]
+        reply = session.reply(messages, options, truncate)
     _write(reply, quiet)
     if not quiet and not reply.answer.text.endswith("\n"):
         click.echo()

@@ -91,7 +91,10 @@ class ServerSession:
 
     def __init__(self, name: str, client: ServerClient):
         self.name, self.load_s = name, 0.0
+        # The server adds what is stored with the model.
         self.defaults: dict[str, Any] = {}
+        self.system: str | None = None
+        self.opening: list[Message] = []
         self._client = client
         note(f"using the server at {client.url}, which has {name} loaded (--local: load it here)")
 
