@@ -67,7 +67,7 @@ def _match(models: list[str], tag: str) -> str | None:
     exact = [f for f in models if tag.lower() in (f.lower(), f.rpartition("/")[2].lower())]
     pattern = re.compile(rf"(?<![a-z0-9]){re.escape(tag)}(?=[-.])", re.IGNORECASE)
     named = [f for f in models if pattern.search(f.rpartition("/")[2])]
-    return (exact or named or [None])[0]
+    return next(iter(exact or named), None)
 
 
 def _has(file: str, pattern: str) -> bool:

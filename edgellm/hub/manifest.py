@@ -97,6 +97,11 @@ def valid_digest(text: object) -> bool:
     return isinstance(text, str) and _DIGEST.match(text) is not None
 
 
+def safe_file_name(text: str) -> bool:
+    """Whether it may become a file's name in the store."""
+    return _FILE_NAME.match(text) is not None
+
+
 def sha256_bytes(data: bytes) -> str:
     """Bare hex SHA-256."""
     return hashlib.sha256(data).hexdigest()
@@ -123,4 +128,4 @@ def _layer(entry: Any, label: str) -> Layer:
     if not isinstance(kind, str):
         raise StoreError(f"the manifest of {label} has a layer without a media type")
     name = entry.get("name", "")
-    return Layer(kind, digest, size, name if isinstance(name, str) and _FILE_NAME.match(name) else "")
+    return Layer(kind, digest, size, name if isinstance(name, str) and safe_file_name(name) else "")

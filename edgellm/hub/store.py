@@ -16,6 +16,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ class Store:
         path = self._manifest_path(known)
         return describe(known, read_manifest(path, known), path, self.model_path, self.blob_path, jinja=True)
 
-    def list(self) -> list[StoredModel]:
+    def models(self) -> list[StoredModel]:
         """All models of this store, newest first; what cannot be read is logged and left out."""
         found = []
         for name in self.names():
@@ -135,7 +136,8 @@ class Store:
                 raise StoreError(f"a blob of {name} is gone ({missing[0].digest}): pull it again")
             known = self.existing(name) or name
             old = self.manifest(known)
-            write_atomic(self._manifest_path(known), manifest.raw)
+            if old is None or old.raw != manifest.raw:
+                write_atomic(self._manifest_path(known), manifest.raw)
             if old is not None and old.raw != manifest.raw:
                 self._drop_unused(old)
         return known
@@ -184,7 +186,7 @@ class Store:
             if manifest is not None:
                 self._drop_unused(manifest)
 
-    def lock(self) -> Any:
+    def lock(self) -> AbstractContextManager[None]:
         """Held while manifests change, so that no blob is dropped between its arrival and its first reference."""
         return locked(self.root / "lock")
 
@@ -227,7 +229,8 @@ def scan_manifests(folder: Path) -> Iterator[tuple[Name, Path]]:
     """Names and manifest files, exactly four levels deep; oddly named files are passed over."""
     for path in sorted(folder.glob("*/*/*/*")):
         try:
-            name = Name(*path.parts[-4:])
+            host, namespace, model, tag = path.parts[-4:]
+            name = Name(host, namespace, model, tag)
         except RequestError as error:
             _log.debug("%s: %s", path, error)
             continue
@@ -257,10 +260,13 @@ def describe(
     def texts(*types: str) -> list[str]:
         return [_read_text(blob_path(layer.digest), layer, name) for layer in manifest.of_type(*types)]
 
+    def text(*types: str) -> str | None:
+        return next(iter(texts(*types)), None)
+
     def parsed(kind: str, wanted: type[Any]) -> Any:
-        for text in texts(kind):
+        for one in texts(kind):
             try:
-                value = json.loads(text)
+                value = json.loads(one)
             except (ValueError, RecursionError):
                 value = None
             if not isinstance(value, wanted):
@@ -276,9 +282,9 @@ def describe(
         digest=manifest.digest,
         size=manifest.size,
         modified_at=path.stat().st_mtime,
-        template=(texts(mf.JINJA_TEMPLATE) or [None])[0] if jinja else None,
-        shown_template=(texts(mf.GO_TEMPLATE, mf.OLD_GO_TEMPLATE) or [None])[0],
-        system=(texts(mf.SYSTEM) or [None])[0],
+        template=text(mf.JINJA_TEMPLATE) if jinja else None,
+        shown_template=text(mf.GO_TEMPLATE, mf.OLD_GO_TEMPLATE),
+        system=text(mf.SYSTEM),
         params=parsed(mf.PARAMS, dict),
         messages=tuple({"role": str(m.get("role")), "content": str(m.get("content"))} for m in messages),
         license=tuple(texts(mf.LICENSE)),
@@ -349,7 +355,7 @@ def list_models(store: Store | None = None) -> list[StoredModel]:
     """Every model on this machine, newest first: ours, then what Ollama and the Hugging Face cache have besides."""
     from edgellm.hub import foreign
 
-    own = (store or Store()).list()
+    own = (store or Store()).models()
     taken = {model.name.folded for model in own}
     others = [model for model in foreign.list_models() if model.name.folded not in taken]
     return sorted([*own, *others], key=lambda m: -m.modified_at)
