@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import httpx
 
 from edgellm.errors import CancelledError, PullError
-from edgellm.hub.web import Answer, Location, Web, connection_error, shown
+from edgellm.hub.web import Answer, Location, Unreachable, Web, connection_error, shown
 
 __all__ = ["Fetcher", "RangeIgnored", "RateLimit"]
 
@@ -24,6 +24,8 @@ STALLS = 10
 """Times in a row that a silent line is opened again before the pull gives up (it can be resumed)."""
 RENEWALS = 3
 LONGEST_WAIT = 600.0
+_RENEW = (401, 403, 404, 410, 301, 302, 303, 307, 308)
+"""Answers of an address that worked before: it has expired or moved."""
 
 
 class RangeIgnored(Exception):
@@ -69,17 +71,26 @@ class Fetcher:
         self._location: Location | None = None
         self._not_before = 0.0
 
-    def location(self, old: Location | None = None) -> Location:
-        """The current address; a fresh one where `old` is what is current."""
-        with self._lock:
-            if self._location is None or self._location is old:
-                found = self._locate()
-                if isinstance(found, Answer):
-                    raise PullError(f"{shown(found.url)} answers {found.reason()}")
-                if found.size is not None and found.size != self.size:
-                    raise PullError(f"{shown(found.url)} has {found.size} bytes, but {self.size} are expected")
-                self._location = found
-            return self._location
+    def location(self) -> Location:
+        """The current address of the bytes, asked for with patience. PullError when there is none."""
+        failures = 0
+        while True:
+            self._pause()
+            try:
+                with self._lock:
+                    if self._location is None:
+                        self._location = self._find()
+                    return self._location
+            except Unreachable as error:
+                problem: PullError = error
+            except _Refused as refused:
+                if self._told_to_wait(refused.answer):
+                    continue
+                problem = refused.as_error()
+                if refused.answer.status < 500:
+                    raise problem from None
+            failures += 1
+            self._wait_after(failures, problem)
 
     def read_range(self, start: int, stop: int, arrived: Callable[[memoryview], None]) -> None:
         """Gives the bytes start..stop-1 in order to `arrived`, whatever it takes. PullError when it cannot be done."""
@@ -104,21 +115,19 @@ class Fetcher:
             except httpx.HTTPError as error:
                 problem = connection_error(location.url, error)
             except _Refused as refused:
-                problem = PullError(f"{shown(location.url)} answers {refused.answer.reason()}")
-                if refused.answer.status in (401, 403, 404, 410, 302, 303, 307, 308, 301):
+                problem = refused.as_error()
+                if refused.answer.status in _RENEW:
                     renewals = 0 if place > before else renewals + 1
                     if renewals > RENEWALS:
                         raise problem from None
-                    self.location(location)
+                    self._forget(location)
                     continue
                 if self._told_to_wait(refused.answer):
                     continue
                 if refused.answer.status < 500:
                     raise problem from None
             failures = 1 if place > before else failures + 1
-            if failures > TRIES:
-                raise PullError(f"{problem}; gave up after {TRIES} tries, what came is kept: pull again to go on")
-            self.sleep(min(2.0 ** (failures - 1), 60.0) * self.retry_s)
+            self._wait_after(failures, problem)
 
     def read_all(self, arrived: Callable[[memoryview], None]) -> None:
         """The whole file in one answer, for a server without ranges. Raises httpx.HTTPError where the line is cut."""
@@ -140,6 +149,25 @@ class Fetcher:
         """Waits, but not longer than the pull lives."""
         if self.stop.wait(max(seconds, 0.0)):
             raise CancelledError("stopped; what came is kept")
+
+    def _find(self) -> Location:
+        found = self._locate()
+        if isinstance(found, Answer):
+            raise _Refused(found)
+        if found.size is not None and found.size != self.size:
+            raise PullError(f"{shown(found.url)} has {found.size} bytes, but {self.size} are expected")
+        return found
+
+    def _forget(self, old: Location) -> None:
+        """Has a fresh address asked for, unless another thread did so already."""
+        with self._lock:
+            if self._location is old:
+                self._location = None
+
+    def _wait_after(self, failures: int, problem: PullError) -> None:
+        if failures > TRIES:
+            raise PullError(f"{problem}; gave up after {TRIES} tries, what came is kept: pull again to go on")
+        self.sleep(min(2.0 ** (failures - 1), 60.0) * self.retry_s)
 
     def _one_try(self, location: Location, start: int, stop: int) -> Iterator[memoryview]:
         headers = {**location.headers, "Range": f"bytes={start}-{stop - 1}"}
@@ -202,3 +230,7 @@ class _Refused(Exception):
     def __init__(self, answer: Answer):
         self.answer = answer
         super().__init__(answer.status)
+
+    def as_error(self) -> PullError:
+        """For the user."""
+        return PullError(f"{shown(self.answer.url)} answers {self.answer.reason()}")

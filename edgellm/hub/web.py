@@ -21,11 +21,15 @@ import httpx
 
 from edgellm.errors import PullError
 
-__all__ = ["Location", "Web", "origin"]
+__all__ = ["Answer", "Location", "Unreachable", "Web", "connection_error", "origin", "shown"]
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_HOPS = 8
 _LARGEST_ANSWER = 64 << 20
+
+
+class Unreachable(PullError):
+    """No answer came: the network, the host or the proxy. Another try may help."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class Web:
         try:
             self.client = httpx.Client(
                 follow_redirects=False,
-                timeout=httpx.Timeout(timeout, connect=min(timeout, 15.0)),
+                timeout=httpx.Timeout(timeout, connect=15.0),
                 limits=limits,
                 headers={"User-Agent": "edgellm", "Accept-Encoding": "identity"},
             )
@@ -185,16 +189,16 @@ class Answer:
         return f"{self.status} {' '.join(ascii(text)[1:-1].split())[:200]}".strip()
 
 
-def connection_error(url: str, error: Exception) -> PullError:
+def connection_error(url: str, error: Exception) -> Unreachable:
     """What to say when no answer came."""
     host = origin(url)[1]
     if isinstance(error, httpx.TimeoutException):
-        return PullError(f"{host} does not answer (timed out)")
+        return Unreachable(f"{host} does not answer (timed out)")
     proxy = " (through the proxy of the environment)" if _proxied(url) else ""
     words = " ".join(str(error).split()) or type(error).__name__
     if "SSL" in words and ("WRONG_VERSION" in words or "record layer" in words or "unknown protocol" in words):
-        return PullError(f"{host} does not speak https; if you trust it, use --insecure and http://")
-    return PullError(f"cannot reach {host}{proxy}: {words[:200]}")
+        return Unreachable(f"{host} does not speak https; if you trust it, use --insecure and http://")
+    return Unreachable(f"cannot reach {host}{proxy}: {words[:200]}")
 
 
 def _size(response: httpx.Response) -> int | None:
