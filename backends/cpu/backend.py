@@ -18,6 +18,7 @@ from edgellm.backends.cpu.elementwise import record_activate, record_add, record
 from edgellm.backends.cpu.embed import record_embed
 from edgellm.backends.cpu.jit import Library
 from edgellm.backends.cpu.kv import CPUPages, record_store
+from edgellm.backends.cpu.matmul import QUANTISED, record_matmul
 from edgellm.backends.cpu.matmul_float import record_float_matmul
 from edgellm.backends.cpu.rope import record_rope
 from edgellm.backends.cpu.tape import Arena, Buf, Tape
@@ -131,6 +132,8 @@ class CPUBackend(Backend):
         out = tape.new(x.shape[0], weight.shape[0])
         if kind in FLOATS:
             record_float_matmul(tape, x, kind, weight.address, _values(bias), out)
+        elif kind in QUANTISED:
+            record_matmul(tape, x, weight.tensor.type, weight.address, _values(bias), out)
         else:
             raise UnsupportedModel(f"{weight.tensor.name} is of type {kind}, which the CPU backend cannot multiply yet")
         return out

@@ -148,7 +148,7 @@ class Library:
         self.target = target or host_target()
         self.folder = home() / "kernels" / f"{self.target.label}-{_versions()}"
         self._addresses: dict[str, int] = {}
-        self._engine: Any = None
+        self._engines: list[Any] = []
 
     def missing(self, kernels: Iterable[Kernel]) -> list[Kernel]:
         """Kernels that are neither loaded nor on disk."""
@@ -210,13 +210,13 @@ class Library:
     def _link(self, objects: dict[str, bytes]) -> None:
         import llvmlite.binding as llvm
 
-        if self._engine is None:
-            self._engine = _new_engine()
+        engine = _new_engine()  # MCJIT resolves nothing in objects added after the first finalize_object.
+        self._engines.append(engine)
         for code in objects.values():
-            self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-        self._engine.finalize_object()
+            engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
         for name in objects:
-            self._addresses[name] = self._engine.get_function_address(symbol(name))
+            self._addresses[name] = engine.get_function_address(symbol(name))
 
 
 def symbol(name: str) -> str:

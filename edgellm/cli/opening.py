@@ -15,10 +15,9 @@ from edgellm.cli.session import Session
 from edgellm.errors import ModelNotFound
 
 if TYPE_CHECKING:
-    from edgellm.hub.store import StoredModel
     from edgellm.llm import LLM
 
-__all__ = ["clean_text", "model_path", "note", "open_llm", "open_session", "read_stdin", "stored_model"]
+__all__ = ["clean_text", "model_path", "note", "open_llm", "open_session", "read_stdin"]
 
 
 def note(text: str) -> None:
@@ -28,12 +27,12 @@ def note(text: str) -> None:
 
 def model_path(name: str) -> Path:
     """The first file of MODEL. A name that is not here: on a tty asks whether to pull, else ModelNotFound."""
-    from edgellm.hub import names, store
+    from edgellm.hub import store
 
     try:
         return store.resolve(name)
     except ModelNotFound:
-        if names.is_path(name) or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if not (sys.stdin.isatty() and sys.stderr.isatty()) or name.endswith(".gguf"):
             raise
         if not click.confirm(f"{name} is not here. Pull it?", err=True):
             raise
@@ -44,23 +43,14 @@ def model_path(name: str) -> Path:
     return store.resolve(name)
 
 
-def stored_model(name: str) -> StoredModel | None:
-    """What is stored beside the weights of MODEL (system message, parameters, template); None for a bare file."""
-    from edgellm.hub import names, store
-
-    model_path(name)
-    return None if names.is_path(name) else store.find(name)
-
-
-def open_llm(name: str, flags: ModelFlags, template: str | None = None) -> LLM:
-    """Load MODEL with the given flags (a context manager, like `LLM` itself). `template` replaces the file's own."""
+def open_llm(name: str, flags: ModelFlags) -> LLM:
+    """Load MODEL with the given flags (a context manager, like `LLM` itself)."""
     path = model_path(name)
-    given = flags.given()
     if flags.draft is not None:
-        given["draft"] = str(model_path(flags.draft))
+        model_path(flags.draft)
     from edgellm.llm import LLM
 
-    return LLM(path, **given, template=template)
+    return LLM(path, **flags.given())
 
 
 def clean_text(text: str) -> str:
@@ -81,18 +71,10 @@ def read_stdin() -> str:
 
 @contextmanager
 def open_session(name: str, flags: ModelFlags, *, local: bool) -> Iterator[Session]:
-    """A running server's model of that name (said on stderr), unless `local` or flags ask for an engine of one's own;
-    else the model loaded in this process."""
-    session: Session | None = None
-    if not local and not flags.given():
-        from edgellm.cli.server_session import ServerSession, find_server
+    """A running server's model of that name (said on stderr), unless `local`; else the model loaded in this process."""
+    from edgellm.cli.local_session import LocalSession
 
-        if client := find_server(name):
-            session = ServerSession(name, client)
-    if session is None:
-        from edgellm.cli.local_session import LocalSession
-
-        session = LocalSession(name, flags)
+    session: Session = LocalSession(name, flags)
     try:
         yield session
     finally:

@@ -1,0 +1,77 @@
+"""x (n, k) times a quantised weight (m, k): chooses the kernels and puts them on the tape.
+
+One token: the row kernels, which read every weight row's bytes in order. More: the tile kernels, which unpack LANES
+rows at a time and use them for all tokens. Both give the same bits (matmul_tile_k.py and matmul_32.py say what is
+computed). Weights stay in the file's own bytes; x is quantised once and the result kept with it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from edgellm.backends.cpu import matmul_32, matmul_row_32, matmul_row_k, matmul_tile_32, matmul_tile_k, matmul_unpack_k
+from edgellm.backends.cpu.jit import Kernel
+from edgellm.backends.cpu.quantise import Layout, panel_of, quantise_kernel
+from edgellm.backends.cpu.simd_dot import LANES
+from edgellm.backends.cpu.tape import Buf, Tape
+from edgellm.quants import QUANT_TABLE, GGMLType
+
+__all__ = ["QUANTISED", "linear_kernel", "quantised", "record_matmul", "scratch_bytes"]
+
+K_FORMATS = {form.name.upper(): form for form in matmul_unpack_k.FORMATS}
+FORMATS_32 = {form.name.upper(): form for form in matmul_32.FORMATS}
+QUANTISED = frozenset(K_FORMATS) | frozenset(FORMATS_32)
+"""Names of the types that this module multiplies."""
+
+
+@cache
+def linear_kernel(kind: str, panel: int) -> Kernel:
+    """The kernel for a type and a panel width (1: the row kernel)."""
+    if kind in K_FORMATS:
+        form = K_FORMATS[kind]
+        return (
+            matmul_row_k.row_kernel(form.name, form.type_size) if panel == 1 else matmul_tile_k.tile_kernel(form, panel)
+        )
+    form_32 = FORMATS_32[kind]
+    return matmul_row_32.row_kernel(form_32) if panel == 1 else matmul_tile_32.tile_kernel(form_32, panel)
+
+
+def scratch_bytes(kind: str, layout: Layout) -> int:
+    """Scratch that each thread needs for `linear_kernel`."""
+    if layout.panel == 1:
+        return matmul_row_32.row_scratch(layout.n_blocks)
+    tile = matmul_tile_k.TILE_BYTES if kind in K_FORMATS else matmul_32.TILE_BYTES
+    return tile + layout.n_panels * layout.panel * 4 * LANES
+
+
+def quantised(tape: Tape, x: Buf, k: int, block: int, panel: int) -> tuple[Layout, Buf]:
+    """x as rows of k in int8 blocks; made at the first call for a handle, then shared."""
+    key = ("int8", k, block, panel)
+    if key not in x.derived:
+        layout = Layout(block, panel, x.size // k, k)
+        out = tape.new(layout.nbytes, itemsize=1)
+        q, sums, d = layout.addresses(out.address)
+        args = (x, 4 * k, layout.n_blocks, q, sums, d, layout.n_panels)
+        units = layout.n_tokens * layout.n_blocks
+        step = max(1, min(layout.n_blocks, units // 8))
+        tape.op(quantise_kernel(block, panel), units, args, reads=[x], writes=[out], step=step, scratch=64)
+        x.derived[key] = layout, out
+    return x.derived[key]
+
+
+def record_matmul(tape: Tape, x: Buf, kind: GGMLType, weight: int, bias: Any, out: Buf) -> None:
+    """Append x (n, k) @ w (m, k)^T + bias (float32 array or None) to the tape. `weight`: address of the rows."""
+    (n, k), m = x.shape, out.shape[1]
+    info = QUANT_TABLE[kind]
+    panel = panel_of(n) if m >= LANES else 1
+    layout, form = quantised(tape, x, k, info.block_size, panel)
+    args = (
+        *(weight, layout.n_blocks * info.type_size, m, layout.n_blocks),
+        *layout.addresses(form.address),
+        *(n, layout.n_panels, out, 4 * m, 0 if bias is None else bias),
+    )
+    units = -(-m // LANES)
+    step = max(1, min(8, units // 64))
+    scratch = scratch_bytes(kind.name, layout)
+    tape.op(linear_kernel(kind.name, panel), units, args, [form], [out], step, scratch)

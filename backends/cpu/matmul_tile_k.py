@@ -1,0 +1,190 @@
+"""K-type weights times two or more tokens: LANES rows of one super-block become an L1 tile, used for all tokens.
+
+For a row, a token and a super-block (256 weights), with codes c, group scales s, group offsets m, activations q:
+
+    isum = sum over groups of s (sum of c q)       exact, int32
+    msum = sum over groups of m (sum of q)         exact, int32
+    value = d isum - dmin msum                     types with minima (Q2_K, Q4_K, Q5_K)
+    value = d (isum - offset msum)                 the others; their m are the scales
+    y = fma(value, d_activation, y)                float32, super-blocks in rising order
+
+The row kernels (matmul_row_k.py) compute the same numbers in the same order, so the bits are equal.
+
+Tile, one weight row per lane: codes [64][LANES][4] bytes; scales [16][LANES] int32 (without a dot instruction: the
+scale twice as int16); offsets [8][LANES] pairs of int16; d and dmin [LANES] float32; then room for the raw words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from edgellm.backends.cpu.jit import Inline, Kernel, kernel
+from edgellm.backends.cpu.matmul_args import (
+    BIAS,
+    N_BLOCKS,
+    N_PANELS,
+    N_ROWS,
+    N_TOKENS,
+    OUT,
+    OUT_STRIDE,
+    ROW_BYTES,
+    SUMS,
+    WEIGHTS,
+    D,
+    Q,
+)
+from edgellm.backends.cpu.simd import (
+    add,
+    fma,
+    load_i64,
+    mul,
+    mul_pairs_i16,
+    mul_pairs_u8,
+    prefetch,
+    registers,
+    store,
+    sub,
+    unroll,
+)
+from edgellm.backends.cpu.simd_dot import (
+    HAS_DOT,
+    LANES,
+    WIDE_OFFSET,
+    add_pairs,
+    broadcast_bytes,
+    broadcast_floats,
+    broadcast_pairs,
+    dot_unsigned,
+    dot_wide,
+    ints_to_floats,
+    load_bytes,
+    load_floats,
+    load_ints,
+    load_pairs,
+    splat_floats,
+    splat_ints,
+)
+
+VECTOR = 4 * LANES
+SCALES = 64 * VECTOR
+OFFSETS = SCALES + 16 * VECTOR
+D_TILE = OFFSETS + 8 * VECTOR
+DMIN_TILE = D_TILE + VECTOR
+WORDS = DMIN_TILE + VECTOR
+TILE_BYTES = WORDS + 56 * VECTOR
+TOKENS_AT_ONCE = 8 if LANES == 16 else 4
+"""Tokens whose accumulators fit in the registers."""
+
+
+@dataclass(frozen=True)
+class KFormat:
+    """How one K type's tile is to be used."""
+
+    name: str
+    type_size: int
+    unpack: Inline
+    """(first block of LANES rows, bytes between rows, tile): fills the tile."""
+    group: int
+    """Weights that share a scale: 16 or 32."""
+    sums: int
+    """Sums of two products that add up in int16 without overflow; 0: signed codes, stored plus WIDE_OFFSET."""
+    offset: int = 0
+    """What codes are stored plus; 0 when the type has minima."""
+
+
+@cache
+def tile_kernel(form: KFormat, panel: int) -> Kernel:
+    """Kernel over units of LANES rows; args as in matmul_args.py."""
+    unpack, type_size, group, wide = form.unpack, form.type_size, form.group, form.sums == 0
+    sums_16 = min(form.sums, group // 4)
+    offset = (WIDE_OFFSET if wide else 0) + form.offset
+    minima = form.offset == 0 and not wide
+    block = min(panel, TOKENS_AT_ONCE)
+    dot = dot_wide if wide else dot_unsigned
+    by_dots = HAS_DOT or wide
+    scale_by_pairs = not HAS_DOT and not wide
+
+    def tile(args: int, begin: int, end: int, scratch: int) -> None:
+        row_bytes, n_rows, n_blocks = load_i64(args + ROW_BYTES), load_i64(args + N_ROWS), load_i64(args + N_BLOCKS)
+        n_panels, n_tokens = load_i64(args + N_PANELS), load_i64(args + N_TOKENS)
+        partial = scratch + TILE_BYTES
+        for unit in range(begin, end):
+            row = unit * LANES if unit * LANES + LANES <= n_rows else n_rows - LANES
+            weights = load_i64(args + WEIGHTS) + row * row_bytes
+            q, sums, d = load_i64(args + Q), load_i64(args + SUMS), load_i64(args + D)
+            for token in range(n_panels * panel):
+                store(partial + token * VECTOR, splat_floats(0.0))
+            for b in range(n_blocks):
+                ahead = weights + LANES * row_bytes + b * (LANES * type_size)
+                for line in range(LANES * type_size // 64):
+                    prefetch(ahead + 64 * line)
+                unpack(weights + b * type_size, row_bytes, scratch)
+                for part in range(n_panels * (panel // block)):
+                    first = part % (panel // block) * block
+                    p = part // (panel // block)
+                    x = q + p * (256 * panel) + 4 * first
+                    total = registers(block)
+                    dots = registers(block)
+                    low = registers(block)
+                    for t in unroll(block):
+                        total[t] = splat_ints(0)
+                    for g in range(256 // group):
+                        codes = scratch + g * (group // 4 * VECTOR)
+                        bytes_x = x + g * (group * panel)
+                        scale = load_ints(scratch + SCALES + g * VECTOR)
+                        if by_dots:
+                            for t in unroll(block):
+                                dots[t] = splat_ints(0)
+                            for k in unroll(group // 4):
+                                w = load_bytes(codes + k * VECTOR)
+                                for t in unroll(block):
+                                    dots[t] = dot(dots[t], w, broadcast_bytes(bytes_x + 4 * (k * panel + t)))
+                            for t in unroll(block):
+                                total[t] = add(total[t], mul(dots[t], scale))
+                        if scale_by_pairs:
+                            for s in unroll(group // 4 // sums_16):
+                                w = load_bytes(codes + s * (sums_16 * VECTOR))
+                                for t in unroll(block):
+                                    place = bytes_x + 4 * (s * sums_16 * panel + t)
+                                    low[t] = mul_pairs_u8(w, broadcast_bytes(place))
+                                for k in unroll(sums_16 - 1):
+                                    w = load_bytes(codes + (s * sums_16 + k + 1) * VECTOR)
+                                    for t in unroll(block):
+                                        place = bytes_x + 4 * ((s * sums_16 + k + 1) * panel + t)
+                                        low[t] = add(low[t], mul_pairs_u8(w, broadcast_bytes(place)))
+                                for t in unroll(block):
+                                    total[t] = add(
+                                        total[t], mul_pairs_i16(low[t], load_pairs(scratch + SCALES + g * VECTOR))
+                                    )
+                    if offset != 0 or minima:
+                        for t in unroll(block):
+                            dots[t] = splat_ints(0)
+                        for j in unroll(8):
+                            pair = load_pairs(scratch + OFFSETS + j * VECTOR)
+                            for t in unroll(block):
+                                place = sums + 4 * ((p * 8 + j) * panel + first + t)
+                                dots[t] = add_pairs(dots[t], pair, broadcast_pairs(place))
+                    for t in unroll(block):
+                        token = p * panel + first + t
+                        if minima:
+                            lows = mul(ints_to_floats(dots[t]), load_floats(scratch + DMIN_TILE))
+                            value = sub(mul(ints_to_floats(total[t]), load_floats(scratch + D_TILE)), lows)
+                        if offset != 0:
+                            exact = sub(total[t], mul(dots[t], splat_ints(offset)))
+                            value = mul(ints_to_floats(exact), load_floats(scratch + D_TILE))
+                        if offset == 0 and not minima:
+                            value = mul(ints_to_floats(total[t]), load_floats(scratch + D_TILE))
+                        y = partial + token * VECTOR
+                        store(y, fma(value, broadcast_floats(d + 4 * token), load_floats(y)))
+                q += n_panels * panel * 256
+                sums += n_panels * panel * 32
+                d += n_panels * panel * 4
+            out, bias = load_i64(args + OUT) + 4 * row, load_i64(args + BIAS)
+            for token in range(n_tokens):
+                y = load_floats(partial + token * VECTOR)
+                if bias:
+                    y = add(y, load_floats(bias + 4 * row))
+                store(out + token * load_i64(args + OUT_STRIDE), y)
+
+    return kernel(tile, f"linear_{form.name}_tile{panel}")

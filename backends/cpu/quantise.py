@@ -1,0 +1,165 @@
+"""Activations to int8 blocks, once per input; every product with that input shares them.
+
+Per token and block of B weights (256 for the K types, 32 for the others): d = max |x| / 127, q = round(x / d).
+Layout, for panels of P tokens (1, 2, 4 or 8) so that a tile kernel finds the bytes of its P tokens side by side:
+
+    q     int8     [block][panel][B / 4][P][4]
+    sums  B = 256: [block][panel][8][P] pairs of int16, the sums of q over 16 weights
+          B = 32:  [block][panel][P] int32, the sum of the block's q
+    d     float32  [block][panel][P]
+
+With one token (P = 1) that is plain row order. Tokens that fill up the last panel hold anything: nobody reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from edgellm.backends.cpu.jit import Kernel, inline, kernel
+from edgellm.backends.cpu.simd import (
+    Vector,
+    absolute,
+    add,
+    dot_u7,
+    load_f32x8,
+    load_i32,
+    load_i64,
+    max_f32x8,
+    maximum,
+    mul,
+    narrow_i32x8,
+    permute,
+    round_i32x8,
+    splat_f32x8,
+    splat_i8x32,
+    splat_i32x8,
+    store,
+    store_f32,
+    store_i32,
+    sum_i32x8,
+    unroll,
+)
+from edgellm.backends.cpu.simd_dot import lane_i32x8
+
+PANELS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the three parts of a quantised (n_tokens, k) input lie in one buffer."""
+
+    block: int
+    panel: int
+    n_tokens: int
+    k: int
+
+    @property
+    def n_blocks(self) -> int:
+        """Blocks in a row."""
+        return self.k // self.block
+
+    @property
+    def n_panels(self) -> int:
+        """Groups of `panel` tokens, the last one filled up."""
+        return -(-self.n_tokens // self.panel)
+
+    @property
+    def sums_offset(self) -> int:
+        """Bytes from the start to the sums."""
+        return _aligned(self.n_panels * self.panel * self.k)
+
+    @property
+    def d_offset(self) -> int:
+        """Bytes from the start to the scales."""
+        per_block = 32 if self.block == 256 else 4
+        return self.sums_offset + _aligned(self.n_panels * self.panel * self.n_blocks * per_block)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the buffer."""
+        return self.d_offset + _aligned(self.n_panels * self.panel * self.n_blocks * 4)
+
+    def addresses(self, base: int) -> tuple[int, int, int]:
+        """Addresses of q, sums and d in a buffer."""
+        return base, base + self.sums_offset, base + self.d_offset
+
+
+def _aligned(n: int) -> int:
+    return -(-n // 64) * 64
+
+
+def panel_of(n_tokens: int) -> int:
+    """Panel width for a number of tokens: the smallest that holds them, at most 8."""
+    return next((p for p in PANELS if n_tokens <= p), PANELS[-1])
+
+
+_swap1 = permute("i32x8", [1, 0, 3, 2, 5, 4, 7, 6])
+_swap2 = permute("i32x8", [2, 3, 0, 1, 6, 7, 4, 5])
+
+
+@inline
+def largest(x: int, n: int) -> np.float32:
+    """max |x| of n floats, n a multiple of 8."""
+    top = absolute(load_f32x8(x))
+    for i in range(1, n // 8):
+        top = maximum(absolute(load_f32x8(x + 32 * i)), top)
+    return max_f32x8(top)
+
+
+@inline
+def round_32(x: int, inverse: np.float32) -> Vector:
+    """32 floats times `inverse`, rounded to the nearest integers: int8."""
+    scale = splat_f32x8(inverse)
+    a = round_i32x8(mul(load_f32x8(x), scale))
+    b = round_i32x8(mul(load_f32x8(x + 32), scale))
+    c = round_i32x8(mul(load_f32x8(x + 64), scale))
+    d = round_i32x8(mul(load_f32x8(x + 96), scale))
+    return narrow_i32x8(a, b, c, d)
+
+
+@inline
+def sums_of_16(q: Vector) -> int:
+    """Sums of the lower and the upper 16 of 32 int8, as a pair of int16 in one int32."""
+    fours = dot_u7(splat_i32x8(0), splat_i8x32(1), q)
+    twos = add(fours, _swap1(fours))
+    all16 = add(twos, _swap2(twos))
+    return (lane_i32x8(all16, 0) & 0xFFFF) | (lane_i32x8(all16, 4) << 16)
+
+
+@cache
+def quantise_kernel(block: int, panel: int) -> Kernel:
+    """Kernel that quantises units of one (token, block) each, counted token by token.
+
+    args: x, bytes between rows of x, blocks a row, q, sums, d, number of panels."""
+
+    def quantise(args: int, begin: int, end: int, scratch: int) -> None:
+        x, x_stride, n_blocks = load_i64(args), load_i64(args + 8), load_i64(args + 16)
+        q, sums, d, n_panels = load_i64(args + 24), load_i64(args + 32), load_i64(args + 40), load_i64(args + 48)
+        for unit in range(begin, end):
+            token, b = unit // n_blocks, unit % n_blocks
+            source = x + token * x_stride + b * (4 * block)
+            place, t = b * n_panels + token // panel, token % panel
+            top = largest(source, block)
+            inverse = np.float32(0.0)
+            if top > np.float32(1e-30):
+                inverse = np.float32(127.0) / top
+            store_f32(d + 4 * (place * panel + t), top / np.float32(127.0))
+            target = q + place * (panel * block) + 4 * t
+            for g in unroll(block // 32):
+                values = round_32(source + 128 * g, inverse)
+                if panel == 1:
+                    store(target + 32 * g, values)
+                else:
+                    store(scratch, values)
+                    for i in unroll(8):
+                        store_i32(target + (8 * g + i) * (4 * panel), load_i32(scratch + 4 * i))
+                if block == 256:
+                    store_i32(sums + 4 * ((place * 8 + g) * panel + t), sums_of_16(values))
+                else:
+                    ones = dot_u7(splat_i32x8(0), splat_i8x32(1), values)
+                    store_i32(sums + 4 * (place * panel + t), sum_i32x8(ones))
+
+    return kernel(quantise, f"quantise_{block}_{panel}")
