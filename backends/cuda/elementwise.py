@@ -120,8 +120,8 @@ def store_q8(x, slots, cache, scales, row_size, n_groups):
     top = f32(0.0)
     for i in range(32):
         top = max(top, abs(x[32 * g + i]))
-    scales[at] = top / f32(127.0)
-    d = f32(scales[at])
+    d = top / f32(127.0)
+    scales[at] = d
     for i in range(32):
         value = x[32 * g + i] / d if d > f32(0.0) else f32(0.0)
         q = int(value + f32(0.5)) if value >= f32(0.0) else -int(f32(0.5) - value)

@@ -30,11 +30,11 @@ class _Rows:
             self.values[slots] = rows.astype(self.values.dtype)
             return
         groups = rows.reshape(*rows.shape[:-1], -1, GROUP)
-        scale = (mx.max(mx.abs(groups), axis=-1) / 127).astype(mx.float16)
-        wide = scale.astype(mx.float32)[..., None]
+        scale = mx.max(mx.abs(groups), axis=-1) / 127
+        wide = scale[..., None]
         q = mx.where(wide > 0, mx.round(groups / mx.maximum(wide, 1e-30)), 0)
         self.values[slots] = mx.clip(q, -127, 127).astype(mx.int8).reshape(*rows.shape)
-        self.scales[slots] = scale
+        self.scales[slots] = scale.astype(mx.float16)
 
     def read(self, slots: mx.array) -> mx.array:
         """float32 (len(slots), n_heads, dim)."""

@@ -149,7 +149,8 @@ class ChatTemplate:
         return _cut_after_last(text, hidden["messages"]) if open_end else text
 
     def _run_with_arguments(self, variables: dict[str, Any], max_chars: int) -> str:
-        """Templates want tool-call arguments as objects or, some, as JSON text: those fail on the object."""
+        """Templates want tool-call arguments as objects or, some, as JSON text: those fail on the object. (So do those
+        that cannot print a message without content.)"""
         try:
             return self._run(variables, max_chars)
         except TypeError as error:
@@ -158,6 +159,8 @@ class ChatTemplate:
                 raise TemplateError(f"the chat template failed: {error}") from error
             for function in calls:
                 function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+            for message in variables["messages"]:
+                message["content"] = message.get("content") or ""
         try:
             return self._run(variables, max_chars)
         except TypeError as error:

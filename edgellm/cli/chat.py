@@ -38,5 +38,9 @@ def chat(
         from edgellm.config import home
 
         note(f"{session.name} is ready. /help lists the commands, Ctrl-D leaves.")
-        conversation = Conversation(system=system, sampling={**session.defaults, **sampling.given()})
+        conversation = Conversation(
+            system=session.system if system is None else system,
+            turns=list(session.opening),
+            sampling={**session.defaults, **sampling.given()},
+        )
         Repl(session, make_reader(home() / "history"), conversation, truncate).loop()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from edgellm.cli.opening import note, open_llm
+from edgellm.cli.opening import note, open_llm, stored_model
 from edgellm.cli.options import ModelFlags
 from edgellm.cli.session import Answer, Message
 from edgellm.config import SamplingParams
 
 if TYPE_CHECKING:
-    from edgellm.engine.engine import Stream
-    from edgellm.llm import LLM
+    from edgellm.hub.store import StoredModel
+    from edgellm.llm import LLM, Completion, Stream
 
 __all__ = ["LocalReply", "LocalSession"]
 
@@ -21,44 +22,42 @@ __all__ = ["LocalReply", "LocalSession"]
 class LocalReply:
     """A running request of the engine in this process."""
 
-    def __init__(self, stream: Stream):
+    def __init__(self, stream: Stream, truncated: dict[str, int] | None = None):
         self._stream = stream
-        self._started = time.perf_counter()
+        self._truncated = truncated
         self._pieces: list[str] = []
-        self._ids: list[int] = []
-        self._times: list[float] = []
-        self.answer = Answer(text="", finish_reason="abort")
+        self.answer = Answer("", "abort")
 
     def __iter__(self) -> Iterator[str]:
         for event in self._stream:
-            if event.ids:
-                self._times.append(time.perf_counter())
-                self._ids.extend(event.ids)
             self._pieces.append(event.text)
             if event.error is not None:
                 raise event.error
-            if event.finish_reason is not None:
-                self._finish(event.finish_reason, event.completion)
             if event.text:
                 yield event.text
+            if event.finish_reason is not None:
+                self._finish(event.finish_reason, event.completion)
 
     def cancel(self) -> None:
         """Stop the request; the part that came stays in `answer`."""
         self._stream.cancel()
-        self._finish("abort", None)
+        self.answer = Answer("".join(self._pieces), "abort", truncated=self._truncated)
 
-    def _finish(self, reason: str, completion: Any) -> None:
-        times, n = self._times, len(self._ids)
+    def _finish(self, reason: str, completion: Completion | None) -> None:
+        if completion is None:
+            self.answer = Answer("".join(self._pieces), reason, truncated=self._truncated)
+            return
         self.answer = Answer(
-            text="".join(self._pieces),
+            text=completion.text,
             finish_reason=reason,
-            ids=list(self._ids),
-            prompt_tokens=completion.prompt_tokens if completion else 0,
-            cached_tokens=completion.cached_tokens if completion else 0,
-            new_tokens=n,
-            ttft_s=times[0] - self._started if times else None,
-            tpot_s=(times[-1] - times[0]) / (n - 1) if n > 1 else None,
-            speculation=completion.timings.get("speculation") if completion else None,
+            ids=list(completion.ids),
+            prompt_tokens=completion.prompt_tokens,
+            cached_tokens=completion.cached_tokens,
+            new_tokens=len(completion.ids),
+            ttft_s=completion.timings.get("ttft_s"),
+            tpot_s=completion.timings.get("tpot_s"),
+            speculation=completion.timings.get("speculation"),
+            truncated=self._truncated,
         )
 
 
@@ -67,21 +66,49 @@ class LocalSession:
 
     def __init__(self, name: str, flags: ModelFlags):
         self.name = name
-        self.defaults: dict[str, Any] = {}
         started = time.perf_counter()
-        self.llm: LLM = open_llm(name, flags)
+        stored = stored_model(name)
+        self.defaults: dict[str, Any] = {}
+        self.system = stored.system if stored else None
+        self.opening: list[Message] = [dict(message) for message in stored.messages] if stored else []
+        template = None
+        if stored:
+            template = stored.template
+            flags = self._with_stored(flags, stored)
+        self.llm: LLM = open_llm(name, flags, template)
         self.load_s = time.perf_counter() - started
         self._told = False
+
+    def _with_stored(self, flags: ModelFlags, stored: StoredModel) -> ModelFlags:
+        """The stored model's own parameters become defaults; what was given on the command line wins."""
+        if stored.params:
+            from edgellm.server.options import parse_options
+
+            options = parse_options(stored.params, source=self.name)
+            self.defaults = dict(options.sampling)
+            flags = replace(flags, ctx=flags.ctx or options.num_ctx)
+        if stored.draft is not None and flags.draft is None:
+            flags = replace(flags, draft=str(stored.draft))
+        return flags
 
     def reply(self, messages: list[Message], sampling: dict[str, Any], truncate: bool = False) -> LocalReply:
         """Answer the conversation; see `Session.reply`."""
         if self.llm.template.is_fallback and not self._told:
             note(f"{self.name} has no chat template: plain `User:` and `Assistant:` lines are used (--raw: none)")
             self._told = True
-        return LocalReply(self.llm.submit(self.llm.template.encode(messages), SamplingParams(**sampling)))
+        ids = self.llm.template.encode(messages)
+        dropped = None
+        if truncate and len(ids) >= self.llm.ctx:
+            from edgellm.server.truncate import fit_turns
+
+            kept = fit_turns(messages, lambda turns: len(self.llm.template.encode(turns)) < self.llm.ctx)
+            if kept is not None:
+                whole, ids = len(ids), self.llm.template.encode(kept)
+                dropped = {"messages": len(messages) - len(kept), "tokens": whole - len(ids)}
+        return LocalReply(self.llm.submit(ids, SamplingParams(**sampling)), dropped)
 
     def continue_text(self, prompt: str, sampling: dict[str, Any]) -> LocalReply:
-        """Go on with `prompt` as it stands."""
+        """Go on with `prompt` as it stands; control tokens written in it count as such."""
         return LocalReply(self.llm.submit(prompt, SamplingParams(**sampling)))
 
     def facts(self) -> dict[str, str]:

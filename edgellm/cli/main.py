@@ -8,12 +8,13 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import click
 
 from edgellm.errors import EdgeLLMError, NotYetError
 
-__all__ = ["COMMANDS", "cli", "main"]
+__all__ = ["COMMANDS", "Globals", "cli", "main"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module:attribute, the line `edgellm --help` shows)
@@ -38,6 +39,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+class Globals(NamedTuple):
+    """What every command can take with `@click.pass_obj`."""
+
+    debug: bool = False
+
+
 class LazyGroup(click.Group):
     """Knows its commands by name; imports a command's module when it runs, or when its own `--help` is asked for."""
 
@@ -54,6 +61,7 @@ class LazyGroup(click.Group):
             if error.name != module_name:
                 raise
             return _not_yet(cmd_name)
+        _show_warnings()
         command = getattr(module, attribute)
         assert isinstance(command, click.Command)
         return command
@@ -61,6 +69,13 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+def _show_warnings() -> None:
+    """Warnings of the library as lines on stderr, like the commands' own."""
+    import logging
+
+    logging.basicConfig(format="edgellm: %(message)s", level=logging.WARNING)
 
 
 def _not_yet(name: str) -> click.Command:
@@ -105,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
-        code = cli.main(args=words, prog_name="edgellm", standalone_mode=False)
+        code = cli.main(args=words, prog_name="edgellm", standalone_mode=False, obj=Globals(debug))
         sys.stdout.flush()
     except Exception as error:
         return _report(error, debug)

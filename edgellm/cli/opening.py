@@ -15,9 +15,10 @@ from edgellm.cli.session import Session
 from edgellm.errors import ModelNotFound
 
 if TYPE_CHECKING:
+    from edgellm.hub.store import StoredModel
     from edgellm.llm import LLM
 
-__all__ = ["clean_text", "model_path", "note", "open_llm", "open_session", "read_stdin"]
+__all__ = ["clean_text", "model_path", "note", "open_llm", "open_session", "read_stdin", "stored_model"]
 
 
 def note(text: str) -> None:
@@ -27,12 +28,12 @@ def note(text: str) -> None:
 
 def model_path(name: str) -> Path:
     """The first file of MODEL. A name that is not here: on a tty asks whether to pull, else ModelNotFound."""
-    from edgellm.hub import store
+    from edgellm.hub import names, store
 
     try:
         return store.resolve(name)
     except ModelNotFound:
-        if not (sys.stdin.isatty() and sys.stderr.isatty()) or name.endswith(".gguf"):
+        if names.is_path(name) or not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise
         if not click.confirm(f"{name} is not here. Pull it?", err=True):
             raise
@@ -43,14 +44,23 @@ def model_path(name: str) -> Path:
     return store.resolve(name)
 
 
-def open_llm(name: str, flags: ModelFlags) -> LLM:
-    """Load MODEL with the given flags (a context manager, like `LLM` itself)."""
+def stored_model(name: str) -> StoredModel | None:
+    """What is stored beside the weights of MODEL (system message, parameters, template); None for a bare file."""
+    from edgellm.hub import names, store
+
+    model_path(name)
+    return None if names.is_path(name) else store.find(name)
+
+
+def open_llm(name: str, flags: ModelFlags, template: str | None = None) -> LLM:
+    """Load MODEL with the given flags (a context manager, like `LLM` itself). `template` replaces the file's own."""
     path = model_path(name)
+    given = flags.given()
     if flags.draft is not None:
-        model_path(flags.draft)
+        given["draft"] = str(model_path(flags.draft))
     from edgellm.llm import LLM
 
-    return LLM(path, **flags.given())
+    return LLM(path, **given, template=template)
 
 
 def clean_text(text: str) -> str:
@@ -71,10 +81,18 @@ def read_stdin() -> str:
 
 @contextmanager
 def open_session(name: str, flags: ModelFlags, *, local: bool) -> Iterator[Session]:
-    """A running server's model of that name (said on stderr), unless `local`; else the model loaded in this process."""
-    from edgellm.cli.local_session import LocalSession
+    """A running server's model of that name (said on stderr), unless `local` or flags ask for an engine of one's own;
+    else the model loaded in this process."""
+    session: Session | None = None
+    if not local and not flags.given():
+        from edgellm.cli.server_session import ServerSession, find_server
 
-    session: Session = LocalSession(name, flags)
+        if client := find_server(name):
+            session = ServerSession(name, client)
+    if session is None:
+        from edgellm.cli.local_session import LocalSession
+
+        session = LocalSession(name, flags)
     try:
         yield session
     finally:

@@ -38,7 +38,8 @@ def run(
     local: bool,
     as_json: bool,
 ) -> None:
-    """Answer PROMPT (default: stdin, when it is no terminal) and exit."""
+    """Answer PROMPT (default: stdin, when it is no terminal) and exit. --json and --raw load the model in this process
+    also when a server has it."""
     if prompt is None and sys.stdin.isatty():
         if as_json or raw:
             raise click.UsageError("--json and --raw need a PROMPT, or text on stdin")
@@ -51,7 +52,7 @@ def run(
     text = read_stdin() if prompt is None else clean_text(prompt)
     from edgellm.cli.opening import open_session
 
-    with open_session(model, model_flags, local=local or raw) as session:
+    with open_session(model, model_flags, local=local or raw or as_json) as session:
         options = {**session.defaults, **sampling.given()}
         answer = answer_once(session, text, options, system=system, raw=raw, truncate=truncate, quiet=as_json)
         if as_json:
@@ -72,8 +73,10 @@ def answer_once(
     if raw:
         reply = session.continue_text(text, options)
     else:
-        messages: list[Message] = [{"role": "system", "content": system}] if system is not None else []
-        reply = session.reply([*messages, {"role": "user", "content": text}], options, truncate)
+        system = session.system if system is None else system
+        messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        messages += [*session.opening, {"role": "user", "content": text}]
+        reply = session.reply(messages, options, truncate)
     _write(reply, quiet)
     if not quiet and not reply.answer.text.endswith("\n"):
         click.echo()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgellm.cli.main import Globals
 from edgellm.cli.options import ModelFlags, json_option, model_options
 
 if TYPE_CHECKING:
@@ -23,18 +24,18 @@ __all__ = ["ps", "serve", "stop"]
 @click.option("--port", type=click.IntRange(0, 65535), help="Default 11434; 0: any free one.")
 @click.option("--api-key", help="Clients must send it as a bearer token. Default: EDGELLM_API_KEY, or none.")
 @click.option("--keep-alive", help="How long an idle model stays loaded, such as 30m; -1: for ever. Default 5m.")
-@click.option("--debug", is_flag=True, help="Log more.")
 @model_options
+@click.pass_obj
 def serve(
+    program: Globals,
     models: tuple[str, ...],
     host: str | None,
     port: int | None,
     api_key: str | None,
     keep_alive: str | None,
-    debug: bool,
     model_flags: ModelFlags,
 ) -> None:
-    """Serve models to Ollama, OpenAI and Anthropic clients, and a chat page at /ui.
+    """Serve models to Ollama, OpenAI and Anthropic clients, and a chat page at /ui. --debug logs more.
 
     All stored models are served and loaded when asked for. MODELs given here (names, or paths to .gguf files) are
     loaded at once.
@@ -42,7 +43,7 @@ def serve(
     from edgellm.server.build import build_app
     from edgellm.server.run import bind, serve, setup_logging
 
-    settings = _settings(host, port, api_key, keep_alive, debug, model_flags)
+    settings = _settings(host, port, api_key, keep_alive, program.debug, model_flags)
     setup_logging(settings.debug)
     app = build_app(settings, models)
     sock = bind(settings.host, settings.port)

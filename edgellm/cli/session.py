@@ -47,7 +47,11 @@ class Session(Protocol):
     name: str
     load_s: float
     defaults: dict[str, Any]
-    """Sampling that the model itself asks for, by `SamplingParams` name."""
+    """Sampling that the stored model asks for, by `SamplingParams` name."""
+    system: str | None
+    """The stored model's system message, where this side has to send it."""
+    opening: list[Message]
+    """Turns that the stored model wants before the first one."""
 
     def reply(self, messages: list[Message], sampling: dict[str, Any], truncate: bool = False) -> Reply:
         """Answer the conversation. Too long: ContextLengthError, or with `truncate` whole oldest turns are dropped."""

@@ -46,6 +46,10 @@ class Catalog(Protocol):
         """The model a client means. Raises ModelNotFound, or RequestError for what can be no name."""
         ...
 
+    def full_name(self, name: str) -> str:
+        """The name with its tag, in its shortest form. Raises RequestError for what can be no name."""
+        ...
+
     def list(self) -> list[ModelRecord]:
         """All models, newest first."""
         ...

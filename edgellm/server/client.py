@@ -58,6 +58,14 @@ class ServerClient:
         """The models in the server's memory, as /api/ps shows them."""
         return list(self._json("GET", "/api/ps")["models"])
 
+    def loaded_by_edgellm(self) -> set[str]:
+        """Names in the memory of a server that is edgellm, in lower case; none where another program answers."""
+        try:
+            reply = self._http.get("/health", timeout=1.0)
+            return {str(name).lower() for name in reply.json()["models"]} if reply.status_code == 200 else set()
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            return set()
+
     def has_loaded(self, name: str) -> bool:
         """Whether a server runs and has that model in memory."""
         if not self.is_running():

@@ -53,14 +53,15 @@ class HubCatalog:
         text = name.removesuffix(":local")
         if not text:
             raise ModelNotFound("no model is named")
-        try:
-            wanted = parse_name(text)
-        except RequestError:
-            raise RequestError("invalid model name") from None
+        wanted = _parse(text)
         if wanted.tag == "cloud" or wanted.tag.endswith("-cloud"):
             raise ModelNotFound(f"{name} runs in Ollama's cloud; edgellm runs models on this machine only")
         given = self._files.get(str(wanted).lower())
         return given or _record(hub.find(text, self.store))
+
+    def full_name(self, name: str) -> str:
+        """The name with its tag, in its shortest form. Raises RequestError (`invalid model name`)."""
+        return str(_parse(name.removesuffix(":local")))
 
     def list(self) -> list[ModelRecord]:
         """All models, newest first."""
@@ -84,10 +85,7 @@ class HubCatalog:
     def copy(self, source: str, destination: str) -> None:
         """Gives a stored model a second name."""
         record = self.find(source)
-        try:
-            target = parse_name(destination)
-        except RequestError:
-            raise RequestError("invalid model name") from None
+        target = _parse(destination)
         if record.origin != "edgellm":
             raise RequestError(f"{record.name} lies in {record.origin}'s store; only edgellm's own models are copied")
         self.store.copy(parse_name(record.name), target)
@@ -100,6 +98,13 @@ class HubCatalog:
         if record.origin != "edgellm":
             raise RequestError(f"{record.name} is not in edgellm's store ({record.path}); remove the file itself")
         self.store.remove(parse_name(record.name))
+
+
+def _parse(text: str) -> Name:
+    try:
+        return parse_name(text)
+    except RequestError:
+        raise RequestError("invalid model name") from None
 
 
 def _record(model: StoredModel) -> ModelRecord:

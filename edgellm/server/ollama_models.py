@@ -125,7 +125,8 @@ async def show(request: Request) -> Response:
     if not body.wanted:
         raise RequestError("model is required")
     catalog = request.app.state.server.catalog
-    record = await find_model(request.app.state.server, body.wanted)
+    missing = f"model '{catalog.full_name(body.wanted)}' not found"
+    record = await find_model(request.app.state.server, body.wanted, missing)
     details = await asyncio.to_thread(catalog.details, record)
     metadata = await asyncio.to_thread(catalog.metadata, record) if body.verbose else details.metadata
     reply: dict[str, Any] = {

@@ -52,12 +52,15 @@ def build_prompt(
 
 
 def chat_turns(job: Job, record: ModelRecord) -> list[dict[str, Any]]:
-    """The job's messages behind the model's own: its stored messages, and its system text unless the chat has one."""
-    turns = [*({**message} for message in record.messages), *(job.messages or ())]
+    """The job's messages behind the model's own: its system text unless the chat brings one, its stored messages."""
+    given = list(job.messages or ())
     system = record.system if job.system is None else job.system
-    if system and (not turns or turns[0]["role"] != "system"):
-        turns.insert(0, {"role": "system", "content": system})
-    return turns
+    first = []
+    if given and given[0]["role"] == "system":
+        first = [given.pop(0)]
+    elif system:
+        first = [{"role": "system", "content": system}]
+    return [*first, *({**message} for message in record.messages), *given]
 
 
 def _template(job: Job, record: ModelRecord, llm: Any) -> Any:

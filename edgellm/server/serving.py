@@ -52,7 +52,7 @@ async def find_model(state: ServerState, name: str, missing: str = "model '{}' n
     try:
         return await asyncio.to_thread(state.catalog.find, name)
     except ModelNotFound:
-        raise ModelNotFound(missing.format(name)) from None
+        raise ModelNotFound(missing.replace("{}", name)) from None
 
 
 def refuse_while_draining(state: ServerState) -> None:

@@ -40,7 +40,9 @@ class ScriptedSession:
 
     name = "scripted"
     load_s = 0.0
+    system = None
     defaults: dict[str, Any] = {}  # noqa: RUF012
+    opening: list[Message] = []  # noqa: RUF012
 
     def __init__(self, log: Path, pieces: list[str]):
         self._log, self._pieces = log, pieces

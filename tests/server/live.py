@@ -33,6 +33,9 @@ class GivenCatalog:
                 return self.records[wanted]
         raise ModelNotFound(f"no model {name!r}")
 
+    def full_name(self, name: str) -> str:
+        return name if ":" in name else f"{name}:latest"
+
     def list(self) -> list[ModelRecord]:
         return list(self.records.values())
 

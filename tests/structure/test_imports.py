@@ -20,6 +20,7 @@ REFERENCE = {f"edgellm.backends.{name}" for name in ("base", "dequant", "dequant
 ENGINE = {*SCHEDULING, "edgellm.engine", "edgellm.engine.model_runner"}
 MAY_IMPORT: dict[str, set[str]] = {
     "edgellm": {"edgellm.config", "edgellm.llm"},
+    "edgellm.__main__": {"edgellm", "edgellm.cli"},
     "edgellm.config": {"edgellm.errors"},
     "edgellm.errors": set(),
     "edgellm.quants": set(),
@@ -30,9 +31,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "edgellm.backends.base": L0,
     "edgellm.backends.reference": {*L0, *REFERENCE},
     **{part: {*L0, *REFERENCE} for part in REFERENCE - {"edgellm.backends.base"}},
-    "edgellm.backends.cpu": {*L0, "edgellm.backends.base"},
-    "edgellm.backends.metal": {*L0, "edgellm.backends.base"},
-    "edgellm.backends.cuda": {*L0, "edgellm.backends.base"},
+    "edgellm.backends.cpu": {*L0, "edgellm.backends.base", "edgellm.backends.dequant"},
+    "edgellm.backends.metal": {*L0, "edgellm.backends.base", "edgellm.backends.dequant"},
+    "edgellm.backends.cuda": {*L0, "edgellm.backends.base", "edgellm.backends.dequant"},
     "edgellm.models.config": L0,
     "edgellm.models.metadata": {*L0, "edgellm.models.config"},
     # `load_model` imports the forward code when it is called; the planner never calls it (test below).

@@ -1,0 +1,157 @@
+"""Every CUDA kernel against its definition, in the simulator: NUMBA_ENABLE_CUDASIM=1 python -m pytest tests/cuda."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+if os.environ.get("NUMBA_ENABLE_CUDASIM", "0") in ("", "0"):
+    pytest.skip("the simulator is off: set NUMBA_ENABLE_CUDASIM=1 before Python starts", allow_module_level=True)
+pytest.importorskip("numba_cuda", reason="numba-cuda is not installed (pip install 'edgellm[cuda]')")
+
+from edgellm.backends.base import AttentionSpec, KVSpec, QTensor, RopeSpec, RouteSpec
+from edgellm.backends.cuda.backend import CUDABackend
+from edgellm.backends.cuda.unpack import UNPACK
+from edgellm.backends.reference import ReferenceBackend
+from edgellm.loader import open_gguf
+from edgellm.models.registry import load_model
+from edgellm.quants import GGMLType
+from tests.metal.blocks import dequantized, nmse, random_weights
+from tests.support.goldens import Golden
+from tests.support.models import Runner, make_batch
+
+SEED = 11
+
+
+@pytest.fixture(scope="module")
+def gpu() -> CUDABackend:
+    return CUDABackend()
+
+
+def up(gpu: CUDABackend, x: np.ndarray):
+    from numba import cuda
+
+    array = gpu._pool.take(x.shape, x.dtype.name)
+    array.data = cuda.to_device(np.ascontiguousarray(x).reshape(-1))
+    return array
+
+
+def down(array) -> np.ndarray:
+    return array.data.copy_to_host().reshape(array.shape)
+
+
+def exact_rows(rows: int, k: int, rng: np.random.Generator) -> np.ndarray:
+    """Activations that rounding to 8 bits per 32 leaves as they are, so that only the product is under test."""
+    q = rng.integers(-127, 128, (rows, k // 32, 32))
+    q[..., 5] = 127
+    return (q * rng.uniform(0.005, 0.02, (rows, k // 32, 1))).astype(np.float32).reshape(rows, k)
+
+
+def tensor(kind: GGMLType, raw: np.ndarray, shape: tuple[int, ...], name: str = "w.weight") -> QTensor:
+    return QTensor(name, kind, shape, raw.reshape(*shape[:-1], -1))
+
+
+@pytest.mark.parametrize("kind", [*UNPACK, GGMLType.F16, GGMLType.BF16, GGMLType.F32], ids=lambda t: t.name)
+@pytest.mark.parametrize("rows", [1, 3, 9])
+def test_linear(gpu: CUDABackend, kind: GGMLType, rows: int) -> None:
+    rng = np.random.default_rng(SEED)
+    k, n = 256, 5
+    raw = rng.standard_normal((n, k)).astype(np.float32).view(np.uint8)
+    raw = raw if kind is GGMLType.F32 else random_weights(kind, n, k, rng)
+    weights = dequantized(raw, kind)
+    x = exact_rows(rows, k, rng)
+    bias = rng.standard_normal(n).astype(np.float32)
+    y = down(
+        gpu.linear(
+            up(gpu, x),
+            gpu.load(tensor(kind, raw, (n, k))),
+            gpu.load(tensor(GGMLType.F32, bias.view(np.uint8), (n,), "w.bias")),
+        )
+    )
+    gpu._quantised.clear()
+    assert nmse(y - bias, x @ weights.T) < 1e-10
+
+
+@pytest.mark.parametrize("kind", [GGMLType.Q4_K, GGMLType.Q8_0, GGMLType.F16], ids=lambda t: t.name)
+def test_experts_and_embedding(gpu: CUDABackend, kind: GGMLType) -> None:
+    rng = np.random.default_rng(SEED)
+    k, n, experts = 256, 3, 3
+    raw = np.stack([random_weights(kind, n, k, rng) for _ in range(experts)])
+    weights = np.stack([dequantized(r, kind) for r in raw])
+    ids = np.array([[2, 0], [1, 1]], np.int32)
+    x = exact_rows(2, k, rng)
+    y = down(gpu.expert_linear(up(gpu, x), gpu.load(tensor(kind, raw, (experts, n, k))), up(gpu, ids)))
+    gpu._quantised.clear()
+    assert nmse(y, np.einsum("tk,tjnk->tjn", x, weights[ids])) < 1e-10
+    rows = down(gpu.embed(gpu.load(tensor(kind, raw[0], (n, k))), np.array([2, 0], np.int32)))
+    gpu._uploads.clear()
+    np.testing.assert_allclose(rows, weights[0][[2, 0]], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("adjacent", [True, False])
+def test_rope_norms_and_activations(gpu: CUDABackend, adjacent: bool) -> None:
+    rng = np.random.default_rng(SEED)
+    reference = ReferenceBackend()
+    x = rng.standard_normal((2, 3, 16)).astype(np.float32)
+    batch = make_batch([[1, 2]], [40], [np.array([[1, 2]], np.int32)])
+    spec = RopeSpec(8, adjacent, rng.random((1, 4)).astype(np.float32), np.array([1.1], np.float32))
+    np.testing.assert_allclose(down(gpu.rope(up(gpu, x), batch, spec)), reference.rope(x, batch, spec), atol=2e-6)
+    gpu._uploads.clear()
+    weight = tensor(GGMLType.F32, rng.standard_normal(16).astype(np.float32).view(np.uint8), (16,))
+    for norm in ("rms_norm", "layer_norm"):
+        extra = (None,) if norm == "layer_norm" else ()
+        got = getattr(gpu, norm)(up(gpu, x), gpu.load(weight), *extra, 1e-5)
+        expected = getattr(reference, norm)(x, reference.load(weight), *extra, 1e-5)
+        np.testing.assert_allclose(down(got), expected, atol=2e-6)
+    other = rng.standard_normal(x.shape).astype(np.float32)
+    for kind in ("silu", "gelu", "gelu_tanh", "relu", "tanh", "swiglu_oai"):
+        got = down(gpu.activate(kind, up(gpu, x), up(gpu, other)))
+        np.testing.assert_allclose(got, reference.activate(kind, x, other), atol=2e-6, err_msg=kind)
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "softmax_topk", "sigmoid"])
+def test_route(gpu: CUDABackend, scoring: str) -> None:
+    scores = np.random.default_rng(SEED).standard_normal((3, 6)).astype(np.float32)
+    scores[1, 2] = scores[1, 4] = 5.0  # a tie: the lower index wins
+    spec = RouteSpec(2, scoring, normalise=scoring != "sigmoid", scale=1.5)
+    ids, weights = gpu.route(up(gpu, scores), spec)
+    expected_ids, expected_weights = ReferenceBackend().route(scores, spec)
+    np.testing.assert_array_equal(down(ids), expected_ids)
+    np.testing.assert_allclose(down(weights), expected_weights, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (7, 5.0)])
+def test_attention(gpu: CUDABackend, kv_type: str, window: int, softcap: float) -> None:
+    rng = np.random.default_rng(SEED)
+    reference = ReferenceBackend()
+    spec = KVSpec(1, 32, 32, kv_type, 16, 0)
+    tables = [np.array([[2, 1, 3]], np.int32)]
+    attention = AttentionSpec(scale=0.2, window=window, softcap=softcap)
+    pages, expected_pages = gpu.new_kv(spec, 4), reference.new_kv(spec, 4)
+    for start, n in ((0, 5), (5, 1)):
+        batch = make_batch([[0] * n], [start], tables)
+        k, v = (rng.standard_normal((n, 1, 32)).astype(np.float32) for _ in range(2))
+        q = rng.standard_normal((n, 2, 32)).astype(np.float32)
+        gpu.store_kv(pages, up(gpu, k), up(gpu, v), batch)
+        reference.store_kv(expected_pages, k, v, batch)
+        got = down(gpu.attention(up(gpu, q), pages, batch, attention))
+        gpu._uploads.clear()
+        expected = reference.attention(q, expected_pages, batch, attention)
+        assert nmse(got, expected) < (1e-5 if kv_type == "q8_0" else 1e-10)
+    data = pages.read_block(2)
+    pages.write_block(3, data)
+    assert pages.read_block(3) == data
+    pages.copy_block(2, 1)
+    assert pages.read_block(1) == data
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_goldens_end_to_end(gpu: CUDABackend, name: str) -> None:
+    """About two minutes a token in the simulator: python -m pytest -m slow tests/cuda."""
+    golden = Golden(name)
+    run = Runner(load_model(open_gguf(golden.path()), gpu), gpu, "f32", n_ctx=64)
+    assert np.abs(run.logits(golden.ids(0)) - golden.logits(0)).max() < 2e-3
