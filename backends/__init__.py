@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import platform
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edgellm.errors import BackendUnavailable
@@ -29,6 +30,7 @@ _CLASSES = {
 }
 
 NAMES = tuple(_CLASSES)
+Progress = Callable[[int, int, str], None]
 
 
 def default_name() -> str:
@@ -36,9 +38,10 @@ def default_name() -> str:
     return "metal" if sys.platform == "darwin" and platform.machine() == "arm64" else "cpu"
 
 
-def create(name: str = "auto", threads: int | None = None) -> Backend:
-    """A backend by name; its modules are imported here and not before. `threads` (None: physical cores) is for the
-    CPU backend, the others ignore it.
+def create(name: str = "auto", threads: int | None = None, progress: Progress | None = None) -> Backend:
+    """A backend by name; its modules are imported here and not before. `threads` (None: physical cores) and
+    `progress(done, total, name)`, which hears of kernels that must be compiled, are for the CPU backend; the others
+    ignore them.
 
     Raises BackendUnavailable with the reason: unknown name, not built yet, or a library or device that is missing.
     """
@@ -53,5 +56,5 @@ def create(name: str = "auto", threads: int | None = None) -> Backend:
             raise BackendUnavailable(f"the {name} backend is not part of this version of edgellm") from error
         raise BackendUnavailable(f"the {name} backend needs the package {error.name}, which is not here") from error
     backend_class = getattr(module, class_name)
-    backend: Backend = backend_class(threads=threads) if name == "cpu" else backend_class()
+    backend: Backend = backend_class(threads=threads, progress=progress) if name == "cpu" else backend_class()
     return backend

@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ __all__ = ["LLM", "Completion", "Stream", "TokenEvent", "TokenLogprobs"]
 log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
+T = TypeVar("T")
 
 
 class LLM:
@@ -39,6 +40,7 @@ class LLM:
     `memory`: bytes for weights, KV cache and scratch together (None: from the machine). `kv_type`: "f32", "f16" or
     "q8_0". `prompt_cache`: a file the prefix cache is loaded from now and saved to on close. `swap_space`: bytes of
     disk for the cache of preempted requests. `template`: a chat template in place of the file's own.
+    `progress(done, total, name)` hears of kernels that must be compiled.
 
     Raises ModelNotFound, GGUFError, UnsupportedModel, BackendUnavailable, MemoryBudgetError.
     """
@@ -57,6 +59,7 @@ class LLM:
         prompt_cache: str | os.PathLike[str] | None = None,
         swap_space: int | None = None,
         template: str | None = None,
+        progress: Callable[[int, int, str], None] | None = None,
         max_seqs: int = 64,
         max_waiting: int = 512,
         max_batch_tokens: int = 512,
@@ -81,6 +84,7 @@ class LLM:
             draft_max=draft_max,
             prompt_cache=Path(prompt_cache) if prompt_cache is not None else None,
             template=template,
+            progress=progress,
         )
         opened = open_engine(path_or_name, settings)
         self.path: Path | None = opened.path
@@ -184,6 +188,10 @@ class LLM:
         streams = [self._thread.submit(ids, SamplingParams(max_tokens=0), task=Task.HIDDEN) for ids in rows]
         vectors = [self._pool(self._collect(stream)) for stream in streams]
         return np.stack(vectors) if vectors else np.zeros((0, self.config.dim), np.float32)
+
+    def on_engine(self, function: Callable[[], T]) -> T:
+        """Run a function on the engine's thread between two steps and return its result: the way to touch `engine`."""
+        return self._thread.call(function)
 
     def stats(self) -> dict[str, Any]:
         """Counters, gauges and the memory plan of this model's engine."""

@@ -48,6 +48,7 @@ class Settings:
     draft_max: int | None = None
     prompt_cache: Path | None = None
     template: str | None = None
+    progress: Callable[[int, int, str], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
             model_config = replace(model_config, vocab_size=tokenizer.vocab_size)
         config, pools = size_up(path.name, model_config, gguf.nbytes, settings.engine)
         template = ChatTemplate.from_metadata(gguf.metadata, tokenizer, source=settings.template)
-        backend = create(settings.backend, settings.threads)
+        backend = create(settings.backend, settings.threads, settings.progress)
         model = load_model(gguf, backend)
         runner = ModelRunner(model, backend, pools.blocks, config.kv_type, config.block_size)
         swap = None

@@ -6,12 +6,12 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Callable
 from typing import Any
 
 import click
 
 from edgellm.cli.machine import default_threads
+from edgellm.cli.opening import note
 from edgellm.cli.options import json_option
 from edgellm.cli.show import size_text
 from edgellm.errors import BackendUnavailable
@@ -82,18 +82,13 @@ def examine(threads: int | None) -> dict[str, Any]:
 
 
 def _warm() -> None:
-    from rich.console import Console
-    from rich.progress import Progress
-
     from edgellm.backends.cpu.backend import all_kernels
-    from edgellm.backends.cpu.jit import Library, host_target
+    from edgellm.backends.cpu.jit import Library
+    from edgellm.cli.compile_bar import CompileBar
 
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task(f"compiling kernels for {host_target().cpu}", total=None)
-        report: Callable[[int, int, str], None] = lambda done, total, name: bar.update(  # noqa: E731
-            task, completed=done, total=total
-        )
-        Library().load(all_kernels(), report)
+    bar = CompileBar()
+    Library().load(all_kernels(), bar)
+    note(f"kernels are ready (compiled for {bar.seconds:.1f} s)")
 
 
 @click.command()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from edgellm.cli.opening import note, open_llm, stored_model
+from edgellm.cli.opening import open_llm, stored_model
 from edgellm.cli.options import ModelFlags
 from edgellm.cli.session import Answer, Message
 from edgellm.config import SamplingParams
@@ -62,7 +62,7 @@ class LocalReply:
 
 
 class LocalSession:
-    """A model loaded here. Says on stderr when its file has no chat template."""
+    """A model loaded here."""
 
     def __init__(self, name: str, flags: ModelFlags):
         self.name = name
@@ -77,7 +77,6 @@ class LocalSession:
             flags = self._with_stored(flags, stored)
         self.llm: LLM = open_llm(name, flags, template)
         self.load_s = time.perf_counter() - started
-        self._told = False
 
     def _with_stored(self, flags: ModelFlags, stored: StoredModel) -> ModelFlags:
         """The stored model's own parameters become defaults; what was given on the command line wins."""
@@ -93,9 +92,6 @@ class LocalSession:
 
     def reply(self, messages: list[Message], sampling: dict[str, Any], truncate: bool = False) -> LocalReply:
         """Answer the conversation; see `Session.reply`."""
-        if self.llm.template.is_fallback and not self._told:
-            note(f"{self.name} has no chat template: plain `User:` and `Assistant:` lines are used (--raw: none)")
-            self._told = True
         ids = self.llm.template.encode(messages)
         dropped = None
         if truncate and len(ids) >= self.llm.ctx:

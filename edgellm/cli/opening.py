@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,15 +52,22 @@ def stored_model(name: str) -> StoredModel | None:
     return None if names.is_path(name) else store.find(name)
 
 
-def open_llm(name: str, flags: ModelFlags, template: str | None = None) -> LLM:
-    """Load MODEL with the given flags (a context manager, like `LLM` itself). `template` replaces the file's own."""
+def open_llm(
+    name: str,
+    flags: ModelFlags,
+    template: str | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> LLM:
+    """Load MODEL with the given flags (a context manager, like `LLM` itself). `template` replaces the file's own;
+    `progress` hears of kernels that must be compiled (default: a bar)."""
     path = model_path(name)
     given = flags.given()
     if flags.draft is not None:
         given["draft"] = str(model_path(flags.draft))
+    from edgellm.cli.compile_bar import CompileBar
     from edgellm.llm import LLM
 
-    return LLM(path, **given, template=template)
+    return LLM(path, **given, template=template, progress=progress or CompileBar())
 
 
 def clean_text(text: str) -> str:

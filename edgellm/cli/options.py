@@ -16,7 +16,7 @@ __all__ += ["model_options", "plain_model_options", "sampling_options"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Size(click.ParamType):
+class Size(click.ParamType):  # type: ignore[type-arg]
     """A number of bytes: `800M`, `8G`, `1.5GiB`, `4096`. K, M, G, T are powers of 1024."""
 
     name = "size"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import numpy as np
 from edgellm.config import SamplingParams
 from edgellm.errors import MemoryBudgetError, RequestError
 from edgellm.measure.traffic import kv_read_bytes, weight_read_bytes
+from edgellm.quants import QTensor
 
 if TYPE_CHECKING:
     from edgellm.llm import LLM
@@ -82,8 +83,8 @@ def longest_sequence(plan: BenchPlan) -> int:
 class _Rig:
     """One loaded model, its engine driven by hand."""
 
-    def __init__(self, llm: LLM, plan: BenchPlan, bandwidth_gb_s: float):
-        self.llm, self.tensors, self.plan = llm, llm.gguf.tensors, plan
+    def __init__(self, llm: LLM, tensors: Mapping[str, QTensor], plan: BenchPlan, bandwidth_gb_s: float):
+        self.llm, self.tensors, self.plan = llm, tensors, plan
         self.bandwidth_gb_s = bandwidth_gb_s
         self.kv_type = llm.engine.config.kv_type
         self._rng = np.random.default_rng(0)
@@ -140,10 +141,14 @@ class _Rig:
 
 
 def run_bench(
-    llm: LLM, plan: BenchPlan, bandwidth_gb_s: float, progress: Callable[[str], None] | None = None
+    llm: LLM,
+    tensors: Mapping[str, QTensor],
+    plan: BenchPlan,
+    bandwidth_gb_s: float,
+    progress: Callable[[str], None] | None = None,
 ) -> Iterator[BenchResult]:
-    """Measure what `plan` asks for, one result at a time."""
-    rig = _Rig(llm, plan, bandwidth_gb_s)
+    """Measure what `plan` asks for, one result at a time. `tensors`: the file's, for the bytes they take."""
+    rig = _Rig(llm, tensors, plan, bandwidth_gb_s)
     say = progress or (lambda text: None)
     if plan.prompt:
         say(f"pp{plan.prompt}")
@@ -165,7 +170,7 @@ def _repeat(rig: _Rig, measure: Callable[[], float]) -> list[float]:
 
 
 def _prompt(rig: _Rig, n: int) -> BenchResult:
-    seconds = _repeat(rig, lambda: rig.prompt_time(n))
+    seconds = _repeat(rig, lambda: rig.llm.on_engine(lambda: rig.prompt_time(n)))
     chunk = rig.llm.engine.config.max_batch_tokens
     chunks = [min(chunk, n - start) for start in range(0, n, chunk)]
     n_bytes = sum(weight_read_bytes(rig.tensors, rig.llm.config, size, 0) for size in chunks)
@@ -176,7 +181,7 @@ def _prompt(rig: _Rig, n: int) -> BenchResult:
 def _decode(rig: _Rig, depth: int, batch: int) -> BenchResult:
     n = rig.plan.gen
     prompts = [rig.ids(max(1, depth)) for _ in range(batch)]
-    seconds = _repeat(rig, lambda: rig.decode_time(prompts, n))
+    seconds = _repeat(rig, lambda: rig.llm.on_engine(lambda: rig.decode_time(prompts, n)))
     weights = weight_read_bytes(rig.tensors, rig.llm.config, batch, batch)
     cache = batch * kv_read_bytes(rig.llm.config, rig.kv_type, max(1, depth) + n / 2)
     return rig.result(

@@ -1,0 +1,143 @@
+"""`run` and piped `chat` on a tiny model and the reference backend: one prompt, one answer, nothing else on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.structure.sources import ROOT
+from tests.support.tiny import tiny_gguf
+
+FLAGS = ["--backend", "reference", "--seed", "7"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_gguf(tmp_path_factory.mktemp("run") / "tiny.gguf")
+
+
+def edgellm(*words: str | Path, stdin: bytes | None = None, **extra: str) -> subprocess.CompletedProcess[bytes]:
+    environment = {**os.environ, "EDGELLM_HOST": "127.0.0.1:9", **extra}  # port 9: no server
+    command = [sys.executable, "-m", "edgellm", *map(str, words)]
+    return subprocess.run(command, input=stdin or b"", capture_output=True, cwd=ROOT, env=environment, timeout=120)
+
+
+def test_run_json_is_the_designs_object(model: Path) -> None:
+    done = edgellm("run", model, "Hello", "--json", "-n", "6", *FLAGS)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert list(answer) == [
+        *("text", "ids", "prompt_tokens", "cached_tokens", "new_tokens", "finish_reason", "ttft_s", "tpot_s"),
+        *("load_s", "speculation"),
+    ]
+    # Template and prompt by hand: <|im_start|> user \n, Hello, <|im_end|> \n, <|im_start|> assistant \n. tiny's merges
+    # join only "er" (twice) and "ll", "he" does not apply to "He".
+    assert answer["prompt_tokens"] == (1 + 3 + 1) + 4 + (1 + 1) + (1 + 9 + 1)
+    assert len(answer["ids"]) == answer["new_tokens"] <= 6
+    assert answer["cached_tokens"] == 0 and answer["speculation"] is None
+    assert answer["ttft_s"] > 0 and answer["load_s"] > 0
+
+
+def test_b32_stdin_that_is_no_terminal_is_one_prompt(model: Path) -> None:
+    lines = b"one\ntwo\nthree\n"
+    done = edgellm("chat", model, "-n", "5", *FLAGS, stdin=lines)
+    assert done.returncode == 0, done.stderr
+    assert b"\x1b" not in done.stdout and b">>>" not in done.stdout
+    expected = edgellm("run", model, lines.decode(), "-n", "5", *FLAGS)
+    assert done.stdout == expected.stdout, "the three lines are the same single prompt"
+
+
+def test_b32_empty_stdin_ends_at_once(model: Path) -> None:
+    done = edgellm("chat", model, *FLAGS)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_b32_invalid_utf8_is_answered_and_said(model: Path) -> None:
+    done = edgellm("run", model, "-n", "2", *FLAGS, stdin=b"a\xff")
+    assert done.returncode == 0
+    assert b"not UTF-8 at byte 1" in done.stderr
+
+
+def test_the_same_seed_gives_the_same_text_and_temperature_0_needs_none(model: Path) -> None:
+    texts = {edgellm("run", model, "Hi", "-n", "8", *FLAGS).stdout for _ in range(2)}
+    assert len(texts) == 1
+    greedy = {edgellm("run", model, "Hi", "-n", "8", "--temperature", "0", *FLAGS[:2]).stdout for _ in range(2)}
+    assert len(greedy) == 1
+
+
+def test_raw_continues_the_text_without_the_template(model: Path) -> None:
+    done = edgellm("run", model, "ab", "--raw", "--json", "-n", "1", *FLAGS)
+    assert json.loads(done.stdout)["prompt_tokens"] == 2
+
+
+def test_a_prompt_too_long_is_an_error_with_both_numbers(model: Path) -> None:
+    done = edgellm("run", model, "a" * 300, *FLAGS)
+    assert done.returncode == 1 and done.stdout == b""
+    assert re.search(rb"edgellm: .*\b3\d\d tokens.*\b256\b", done.stderr) and done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("flag", [["--temperature", "-1"], ["--top-p", "2"], ["-n", "-5"]])
+def test_a_sampling_value_out_of_range_is_one_line(model: Path, flag: list[str]) -> None:
+    done = edgellm("run", model, "Hi", *flag, "--backend", "reference")
+    assert done.returncode == 1
+    assert done.stderr.count(b"\n") == 1 and b"must" in done.stderr
+
+
+def test_a_model_without_a_template_says_what_is_used_instead(tmp_path: Path) -> None:
+    bare = tiny_gguf(tmp_path / "bare.gguf", chat_template=None)
+    done = edgellm("run", bare, "Hi", "-n", "2", *FLAGS)
+    assert done.returncode == 0
+    assert b"no chat template" in done.stderr and done.stderr.count(b"\n") == 1
+
+
+def test_ctrl_c_is_130(model: Path) -> None:
+    words = [sys.executable, "-m", "edgellm", "run", str(model), "Hi", "-n", "-2", *FLAGS, "--ctx", "100000"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+    assert process.stdout is not None
+    process.stdout.read(1)  # it answers
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert process.stderr is not None and b"Traceback" not in process.stderr.read()
+
+
+@pytest.fixture
+def server(model: Path, tmp_path: Path) -> Iterator[str]:
+    """A real server with the tiny model loaded; its address."""
+    words = [sys.executable, "-m", "edgellm", "serve", str(model), "--port", "0", "--backend", "reference"]
+    environment = {**os.environ, "EDGELLM_HOME": str(tmp_path)}
+    log = tmp_path / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(words, stderr=out, stdout=out, cwd=ROOT, env=environment)
+    deadline = time.monotonic() + 60
+    while not (found := re.search(rb"serving on http://([\d.:]+)", log.read_bytes())):
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+    yield found[1].decode()
+    process.terminate()
+    process.wait(timeout=30)
+
+
+def test_a_running_server_that_has_the_model_is_used_and_said(model: Path, server: str) -> None:
+    name = model.name.removesuffix(".gguf")
+    deadline = time.monotonic() + 60
+    while True:
+        done = edgellm("run", name, "Hi", "-n", "4", "--seed", "7", EDGELLM_HOST=server)
+        if done.returncode == 0 or time.monotonic() > deadline:
+            break
+        time.sleep(0.2)  # it is still loading
+    assert done.returncode == 0, done.stderr
+    assert f"using the server at http://{server}".encode() in done.stderr
+    local = edgellm("run", model, "Hi", "-n", "4", *FLAGS, "--local", EDGELLM_HOST=server)
+    assert b"using the server" not in local.stderr
+    assert done.stdout == local.stdout, "same seed, same words"
+    long = edgellm("run", name, "a" * 300, EDGELLM_HOST=server)
+    assert long.returncode == 1 and b"256" in long.stderr and long.stderr.count(b"\n") == 2
