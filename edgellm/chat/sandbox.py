@@ -54,7 +54,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def __init__(self, dump_ascii: Callable[[str], str]):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControls])
         self._dump_ascii = dump_ascii
-        self.concat = self.join_texts
         self.globals.pop("lipsum", None)
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
@@ -92,7 +91,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        for block in tree.find_all((nodes.For, nodes.Macro)):
+        for block in (*tree.find_all(nodes.For), *tree.find_all(nodes.Macro)):
             tick = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None)
             block.body.insert(0, nodes.ExprStmt(tick, lineno=block.lineno))
         _replace_concats(tree)
@@ -150,15 +149,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     # -- texts
 
-    def join_texts(self, parts: Iterable[Any]) -> str:
-        """What `~`, macros and `{% set %}` blocks join their parts with."""
+    def concat(self, parts: Iterable[Any]) -> str:
+        """What macros and `{% set %}` blocks join their parts with."""
         texts = [part if isinstance(part, str) else str(part) for part in parts]
         self.check_size(sum(map(len, texts)))
         return "".join(texts)
 
     def bounded_concat(self, *parts: Any) -> str:
         """The `~` operator."""
-        return self.join_texts(parts)
+        return self.concat(parts)
 
     def _join(self, values: Iterable[Any], separator: str = "", attribute: str | int | None = None) -> str:
         if attribute is not None:
@@ -176,7 +175,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _percent(self, text: str, values: Any) -> str:
         if re.search(r"%[^a-zA-Z%]*(\d{4}|\*)", text):
             raise TemplateError("the chat template formats a number too widely")
-        return str(text) % values
+        return str(str(text) % values)
 
     def _format(self, text: str, *args: Any, **kwargs: Any) -> str:
         """`str.format` for plain fields: no attributes, no items, no widths, so nothing to reach through."""

@@ -50,20 +50,19 @@ class TokenMatcher:
 
     def unfinished(self, text: str) -> Iterator[int]:
         """Where a token begins that the end of `text` cuts off."""
-        for start, letter in enumerate(text):
-            node = self._trie if letter in self._trie else None
-            for i in range(start, len(text)):
-                node = node.get(text[i]) if node is not None else None
-            if node is not None and any(letter != _END for letter in node):
+        for start in range(len(text)):
+            node = self._trie
+            for letter in text[start:]:
+                node = node.get(letter, {})
+            if any(letter != _END for letter in node):
                 yield start
 
     def _longest(self, text: str, start: int) -> tuple[int | None, int]:
-        node: dict[str, Any] | None = self._trie
-        token, end = None, start
+        node, token, end = self._trie, None, start
         for i in range(start, len(text)):
-            node = node.get(text[i])
-            if node is None:
+            if text[i] not in node:
                 break
+            node = node[text[i]]
             if _END in node:
                 token, end = node[_END], i + 1
         return token, end

@@ -71,6 +71,10 @@ class Tokenizer:
             ids.append(self.eos_id)
         return ids
 
+    def split_specials(self, text: str) -> list[str | int]:
+        """`text` cut into plain stretches and the ids of the control tokens it names."""
+        return list(self._all_specials.split(text))
+
     def encode_guarded(self, text: str, restore: Callable[[str], str]) -> list[int]:
         """Ids of `text` with its control tokens parsed, where `restore` gives the text between them its true letters:
         what it brings back is never parsed. For chat templates; adds nothing by itself."""

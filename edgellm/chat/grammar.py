@@ -1,0 +1,225 @@
+"""Grammars as masks over the vocabulary, one matcher per request, made by llguidance from our own tokenizer.
+
+A `GrammarCompiler` belongs to one tokenizer. Each of its methods compiles once (GrammarError with the reason when it
+cannot) and returns a factory for `SamplingParams.grammar`, which the engine calls for each request.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from edgellm.errors import GrammarError
+from edgellm.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from llguidance import LLMatcher, LLTokenizer
+
+__all__ = ["GrammarCompiler", "Lead", "TokenGrammar"]
+
+MAX_BLANKS = 24
+"""Longest run of blanks, line ends and tabs in a reply (a newline and an indent of 20 fit)."""
+_MAX_SOURCE = 1 << 18
+# One blank, or a newline and an indent: llama.cpp's bound for JSON.
+_JSON_OPTIONS = {"whitespace_pattern": r" |\n[ \t]{0,20}"}
+
+
+@dataclass(frozen=True)
+class Lead:
+    """What may stand before the constrained part: reasoning from `opener` (None: the prompt has opened it already) to
+    `closer`, or, without any reasoning, `skip`. All three are texts in which control tokens may be named."""
+
+    closer: str
+    opener: str | None = None
+    skip: str = ""
+
+
+class TokenGrammar:
+    """One request's matcher: `allowed` before each token, `accept` after it, `roll_back` for rejected drafts."""
+
+    def __init__(self, matcher: LLMatcher, compiler: GrammarCompiler):
+        self._matcher = matcher
+        self._compiler = compiler
+        self._blanks = [0]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the text is complete and nothing but an end token could follow."""
+        return bool(self._matcher.is_stopped())
+
+    def allowed(self, vocab_size: int) -> npt.NDArray[np.bool_]:
+        """Tokens that may come next, bool (vocab_size,). End tokens are among them once the text may end."""
+        import numpy as np
+
+        mask = np.zeros(vocab_size, np.bool_)
+        if self.is_done and not self._matcher.is_error():
+            mask[self._compiler.end_ids] = True
+            return mask
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():
+            raise GrammarError(f"the grammar failed: {_first_line(self._matcher.get_error())}")
+        n = min(vocab_size, self._compiler.vocab_size)
+        mask[:n] = np.unpackbits(bits, count=n, bitorder="little")
+        if self._blanks[-1] >= MAX_BLANKS:
+            fewer = mask.copy()
+            fewer[self._compiler.blank_ids] = False
+            mask = fewer if fewer.any() else mask
+        return mask
+
+    def accept(self, token_id: int) -> bool:
+        """Advance by a token. True when nothing but an end token could follow."""
+        if not self._matcher.consume_token(token_id):
+            raise GrammarError(f"token {token_id} is not what the grammar allows here")
+        text = self._compiler.token_bytes(token_id)
+        tail = len(text) - len(_without_blank_tail(text))
+        self._blanks.append(tail + (self._blanks[-1] if tail == len(text) else 0))
+        return self.is_done
+
+    def roll_back(self, n: int) -> None:
+        """Take back the last n accepted tokens."""
+        if n:
+            self._matcher.rollback(n)
+            del self._blanks[-n:]
+
+
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer. The library's view of the vocabulary is built at the first use."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self.vocab_size = tokenizer.vocab_size
+        self.token_bytes = tokenizer.token_bytes
+        self.end_ids = sorted(tokenizer.eog_ids)
+
+    def json_object(self, lead: Lead | None = None) -> Callable[[], TokenGrammar]:
+        """JSON mode: any object."""
+        return self.json_schema({"type": "object"}, lead)
+
+    def json_schema(
+        self, schema: Mapping[str, Any] | bool | str, lead: Lead | None = None
+    ) -> Callable[[], TokenGrammar]:
+        """JSON that the schema (an object, or its text) admits."""
+        try:
+            parsed = json.loads(schema) if isinstance(schema, str) else schema
+            source = json.dumps(parsed)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise GrammarError(f"the schema is no JSON: {error}") from error
+        if not isinstance(parsed, (Mapping, bool)):
+            raise GrammarError("the schema must be a JSON object")
+        _check_length(source, "schema")
+        if isinstance(parsed, bool):
+            parsed = {} if parsed else {"enum": []}
+        options = {**_JSON_OPTIONS, **_plain(parsed.get("x-guidance"))}
+        body = json.dumps({**parsed, "x-guidance": options})
+        return self._compile(f"body: %json {body}\n", lead, "schema")
+
+    def regex(self, pattern: str, lead: Lead | None = None) -> Callable[[], TokenGrammar]:
+        """Texts that match a regular expression as a whole (Rust syntax, no look-around)."""
+        _check_length(pattern, "pattern")
+        escaped = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", pattern).replace("\n", r"\n")
+        return self._compile(f"body: /{escaped}/\n", lead, "pattern")
+
+    def lark(self, text: str, lead: Lead | None = None) -> Callable[[], TokenGrammar]:
+        """A grammar in llguidance's Lark dialect (rule `start`) or in llama.cpp's GBNF (rule `root`)."""
+        from llguidance.gbnf_to_lark import any_to_lark
+
+        _check_length(text, "grammar")
+        try:
+            grammar = any_to_lark(text)
+        except Exception as error:  # the converter raises several kinds for bad input
+            raise GrammarError(f"the grammar does not parse: {_first_line(str(error))}") from error
+        if lead is not None:
+            grammar = re.sub(r"(?m)^start\b", "body", grammar.replace("%llguidance {}", ""))
+            return self._compile(grammar + "\n", lead, "grammar")
+        return self._factory(grammar, "grammar")
+
+    def _compile(self, body: str, lead: Lead | None, what: str) -> Callable[[], TokenGrammar]:
+        if lead is None:
+            return self._factory("start: body\n" + body, what)
+        rules = ["start: lead body" if lead.opener is None else "start: (opener lead | skip) body"]
+        rules.append("gap: /( |\\n){0,4}/")
+        if lead.opener is not None:
+            rules.append(f"opener: gap {self._literals(lead.opener)}")
+            rules.append(f"skip: {self._literals(lead.skip)}")
+        parts = list(self._tokenizer.split_specials(lead.closer))
+        if parts and isinstance(parts[0], str):  # a text: the thought ends at its first occurrence
+            rules.append(f"thought[suffix={json.dumps(lead.closer, ensure_ascii=False)}]: /(.|\\n)*/")
+            rules.append("lead: thought gap")
+        else:
+            rules.append(f"lead: /(.|\\n)*/ {self._literals(lead.closer)}")
+        return self._factory("\n".join(rules) + "\n" + body, what)
+
+    def _literals(self, text: str) -> str:
+        """A Lark sequence for a text in which control tokens are named."""
+        parts = self._tokenizer.split_specials(text)
+        return " ".join(f"<[{p}]>" if isinstance(p, int) else json.dumps(p, ensure_ascii=False) for p in parts) or '""'
+
+    def _factory(self, grammar: str, what: str) -> Callable[[], TokenGrammar]:
+        from llguidance import LLMatcher
+
+        with self._lock:
+            library = self._library
+        base = LLMatcher(library, grammar, log_level=0)
+        if base.is_error():
+            raise GrammarError(f"the {what} does not compile: {_first_line(base.get_error())}")
+        return lambda: TokenGrammar(base.deep_copy(), self)
+
+    @cached_property
+    def _library(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        if not self.end_ids:
+            raise GrammarError("this model has no end token, so no grammar can end")
+        return LLTokenizer(_Wrapper(self._tokenizer), eos_token=self.end_ids)
+
+    @cached_property
+    def blank_ids(self) -> npt.NDArray[np.int64]:
+        """Tokens that would lengthen a run of blanks, as such or as JSON escapes."""
+        import numpy as np
+
+        starts = (b" ", b"\n", b"\t", b"\r", b"\\n", b"\\t", b"\\r")
+        found = [i for i in range(self.vocab_size) if (data := self.token_bytes(i)).startswith(starts) or data == b"\\"]
+        return np.array(found, np.int64)
+
+
+class _Wrapper:
+    """What llguidance asks of a tokenizer."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, tokenizer: Tokenizer):
+        ids = range(tokenizer.vocab_size)
+        self._tokenizer = tokenizer
+        self.eos_token_id = min(tokenizer.eog_ids)
+        self.bos_token_id = tokenizer.bos_id
+        self.tokens = [tokenizer.token_bytes(i) for i in ids]
+        self.special_token_ids = [i for i in ids if tokenizer.is_control(i)]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        plain = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return self._tokenizer.encode(plain, bos=False)
+
+
+def _without_blank_tail(text: bytes) -> bytes:
+    return re.sub(rb"(?:[ \n\t\r]|\\[ntr])+\Z", b"", text)
+
+
+def _check_length(text: str, what: str) -> None:
+    if len(text) > _MAX_SOURCE:
+        raise GrammarError(f"the {what} has {len(text)} characters; at most {_MAX_SOURCE} are taken")
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _first_line(text: str) -> str:
+    return text.strip().split("\n")[0][:300]
