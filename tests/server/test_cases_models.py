@@ -16,32 +16,15 @@ import numpy as np
 import pytest
 
 from edgellm.hub import manifest as mf
-from edgellm.hub.names import parse_name
-from edgellm.hub.store import Store
-from edgellm.server.hub_catalog import HubCatalog
-from edgellm.server.loading import Loader
-from edgellm.server.settings import ServerSettings
-from tests.server.live import Live, live
+from tests.server.live import Live
+from tests.server.model_store import live_store, own_home, store_model
 from tests.support.tiny import tiny_gguf
-
-
-def store_model(store: Store, name: str, path: Path, **small: tuple[str, bytes]) -> str:
-    """Puts a file into the store under a name, with small blobs beside it; the manifest's digest."""
-    data = path.read_bytes()
-    layers = [store.add_bytes(mf.MODEL, data), *(store.add_bytes(kind, value) for kind, value in small.values())]
-    config = store.add_bytes(mf.CONFIG, b"{}")
-    manifest = mf.make_manifest(layers, config)
-    store.write(parse_name(name), manifest)
-    return manifest.digest
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("home")
-    before = {name: os.environ.get(name) for name in ("EDGELLM_HOME", "OLLAMA_MODELS", "HF_HUB_CACHE")}
-    os.environ.update(EDGELLM_HOME=str(folder), OLLAMA_MODELS=str(folder / "no"), HF_HUB_CACHE=str(folder / "none"))
-    try:
-        store = Store()
+    with own_home(folder) as store:
         store_model(
             store,
             "tiny",
@@ -51,12 +34,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
             license=(mf.LICENSE, b"Free."),
         )
         store_model(store, "user/gemma:q", tiny_gguf(folder / "gemma.gguf", "gemma3", context_length=64))
-        settings = ServerSettings(backend="reference")
-        with live(HubCatalog(store), Loader(settings, 4 << 30), 4 << 30, backend="reference") as running:
+        with live_store(store) as running:
             yield running
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def test_b31_heads_and_probes(server: Live) -> None:
