@@ -72,7 +72,7 @@ class Live:
 @contextmanager
 def live(catalog: Any, load: Callable[..., Any], budget: int = 1 << 33, **settings: Any) -> Iterator[Live]:
     """Serves until the block ends."""
-    chosen = ServerSettings(**settings)
+    chosen = ServerSettings(**{"grace": 2.0, **settings})
     app = create_app(chosen, catalog, load, budget)
     sock = bind("127.0.0.1", 0)
     port = sock.getsockname()[1]
