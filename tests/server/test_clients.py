@@ -126,7 +126,10 @@ def test_anthropic_python(server: Live) -> None:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert text == "".join(block.text for block in whole.content)
-    assert (final.usage.input_tokens, final.usage.output_tokens) == (whole.usage.input_tokens, whole.usage.output_tokens)
+    assert (final.usage.input_tokens, final.usage.output_tokens) == (
+        whole.usage.input_tokens,
+        whole.usage.output_tokens,
+    )
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(**{**ask, "model": "nope"})
 
