@@ -51,7 +51,7 @@ class Generation:
         feeds = [Feed(bridge) for _ in range(job.count)]
 
         def submit() -> Prepared:
-            prepared = prepare(job, lease.loaded.record, lease.llm)
+            prepared = prepare(job, lease.loaded)
             for feed, params in zip(feeds, prepared.params, strict=True):
                 feed.start(lease.llm.submit, prepared.ids, params)
             return prepared

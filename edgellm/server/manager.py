@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
+from edgellm.chat.grammar import GrammarCompiler
 from edgellm.errors import EdgeLLMError, MemoryBudgetError, QueueFullError
 from edgellm.server.catalog import ModelRecord
 from edgellm.server.settings import ServerSettings
@@ -46,6 +48,11 @@ class LoadedModel:
     last_used: float = 0.0
     deadline: float = math.inf
     """When it is let go, once nobody uses it."""
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles constraints for its vocabulary."""
+        return GrammarCompiler(self.llm.tokenizer)
 
 
 @dataclass(eq=False)

@@ -9,8 +9,8 @@ from typing import Any
 
 from edgellm.config import SamplingParams
 from edgellm.errors import MemoryBudgetError, RequestError
-from edgellm.server.catalog import ModelRecord
 from edgellm.server.job import Job
+from edgellm.server.manager import LoadedModel
 from edgellm.server.options import parse_options
 from edgellm.server.prompt import build_prompt
 from edgellm.server.style import Style, reply_style
@@ -30,15 +30,16 @@ class Prepared:
     truncated: tuple[int, int] | None
 
 
-def prepare(job: Job, record: ModelRecord, llm: Any) -> Prepared:
+def prepare(job: Job, loaded: LoadedModel) -> Prepared:
     """Builds the prompt and checks it against the model and its context.
 
     Raises RequestError (a capability the model lacks, a bad option), ContextLengthError, MemoryBudgetError,
     TemplateError, GrammarError: all before anything is computed.
     """
+    record, llm = loaded.record, loaded.llm
     stored = parse_options(record.params, source=record.name)
     ctx = context_limit(job.num_ctx or stored.num_ctx, llm, record.name)
-    style = reply_style(job, record, llm)
+    style = reply_style(job, loaded)
     ids, truncated = build_prompt(job, record, llm, style.template_kwargs, ctx)
     if not ids:
         raise RequestError("the prompt is empty")

@@ -6,20 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from edgellm.chat.grammar import GrammarCompiler
 from edgellm.errors import RequestError
-from edgellm.server.catalog import ModelRecord
-from edgellm.server.job import Job
+from edgellm.server.forced_calls import ForcedCall, calls_schema
+from edgellm.server.job import Job, Piece
+from edgellm.server.manager import LoadedModel
 
-__all__ = ["Piece", "Style", "reply_style"]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A piece of reply text, sorted. `calls`: (name, arguments) pairs."""
-
-    content: str = ""
-    thinking: str = ""
-    calls: tuple[tuple[str, dict[str, Any]], ...] = ()
+__all__ = ["Style", "reply_style"]
 
 
 class PlainParser:
@@ -39,26 +32,39 @@ class Style:
     """One job's way of talking with one model."""
 
     job: Job
-    llm: Any
+    grammars: GrammarCompiler
     template_kwargs: dict[str, Any]
+
+    @property
+    def forces_call(self) -> bool:
+        """Whether the reply must be a tool call."""
+        return self.job.tool_choice not in ("auto", "none")
 
     def parser(self, ids: list[int]) -> Callable[[], Any]:
         """Makes the parser for replies to the prompt `ids`."""
-        return PlainParser
+        return ForcedCall if self.forces_call else PlainParser
 
     def grammar(self, ids: list[int]) -> Callable[[], Any] | None:
         """The mask maker of the job's constraint; None for free text. Raises GrammarError."""
-        return None
+        if self.forces_call:
+            return self.grammars.json_schema(calls_schema(self.job.tools, self.job.tool_choice))
+        wanted = self.job.format
+        if wanted is None:
+            return None
+        if wanted.kind == "json":
+            return self.grammars.json_object()
+        makers = {"schema": self.grammars.json_schema, "regex": self.grammars.regex}
+        return makers.get(wanted.kind, self.grammars.lark)(wanted.value)
 
 
-def reply_style(job: Job, record: ModelRecord, llm: Any) -> Style:
+def reply_style(job: Job, loaded: LoadedModel) -> Style:
     """The style of a job. Raises RequestError when it asks for tools or thought that the model does not have."""
-    template = llm.template
+    template, record = loaded.llm.template, loaded.record
     if job.tools and job.tool_choice != "none" and not template.supports_tools:
         raise RequestError(f"{record.name} does not support tools")
     if job.think and not template.supports_thinking:
         raise RequestError(f'"{job.model}" does not support thinking')
-    return Style(job, llm, _template_kwargs(job.think) if template.supports_thinking else {})
+    return Style(job, loaded.grammars, _template_kwargs(job.think) if template.supports_thinking else {})
 
 
 def _template_kwargs(think: bool | str | None) -> dict[str, Any]:

@@ -1,0 +1,66 @@
+"""`tool_choice` required or named: the reply is held to a JSON object that is one call, whatever the family's own way
+of writing calls is, and read back as that call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from edgellm.server.job import Piece
+
+__all__ = ["ForcedCall", "calls_schema"]
+
+
+def calls_schema(tools: Sequence[dict[str, Any]], choice: str) -> dict[str, Any]:
+    """The schema of one call. `choice`: `required`, or `=NAME`."""
+    functions = [tool["function"] for tool in tools]
+    if choice.startswith("="):
+        functions = [function for function in functions if function["name"] == choice[1:]]
+    if len(functions) == 1:
+        return _call(functions[0], "#")
+    return {"anyOf": [_call(function, f"#/anyOf/{number}") for number, function in enumerate(functions)]}
+
+
+def _call(function: dict[str, Any], root: str) -> dict[str, Any]:
+    arguments = _moved(function["parameters"], f"{root}/properties/arguments")
+    properties = {"name": {"const": function["name"]}, "arguments": {"type": "object", **arguments}}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _moved(value: Any, root: str) -> Any:
+    """A schema whose references to its own root still hold where it stands now."""
+    if isinstance(value, list):
+        return [_moved(item, root) for item in value]
+    if not isinstance(value, dict):
+        return value
+    moved = {key: _moved(item, root) for key, item in value.items()}
+    target = value.get("$ref")
+    if isinstance(target, str) and (target == "#" or target.startswith("#/")):
+        moved["$ref"] = root + target[1:]
+    return moved
+
+
+class ForcedCall:
+    """Reply parser: all text is one call. A reply that was cut inside it is given as text, nothing is lost."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def push(self, text: str) -> list[Piece]:
+        """Nothing is known before the end."""
+        self._text += text
+        return []
+
+    def finish(self) -> list[Piece]:
+        """The call, or the text of one that is incomplete."""
+        try:
+            call = json.loads(self._text)
+            return [Piece(calls=((call["name"], call["arguments"]),))]
+        except (ValueError, KeyError, TypeError):
+            return [Piece(content=self._text)] if self._text else []
