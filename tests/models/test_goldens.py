@@ -13,23 +13,13 @@ from edgellm.backends.base import Backend
 from edgellm.errors import BackendUnavailable
 from edgellm.loader import open_gguf
 from edgellm.models.registry import load_model
-from tests.support.goldens import Golden
+from tests.support.goldens import DATA, Golden
 from tests.support.models import Runner
 
 TOLERANCE = 5e-4
-SHARED = [
-    "llama",
-    "mistral",
-    "gemma2",
-    "gemma3",
-    "qwen2",
-    "qwen3",
-    "qwen3_yarn",
-    "phi3",
-    "phi3_swa",
-    "smollm3",
-    "qwen3moe",
-]
+OURS = sorted(folder.name for folder in (DATA / "goldens").iterdir())
+"""Made by tests/golden_tools; each also runs in llama.cpp, see `Case.llamacpp` there."""
+SHARED = ["llama", "mistral", "gemma2", "gemma3", "qwen2", "qwen3", "qwen3_yarn", "phi3", "phi3_swa", "smollm3", "qwen3moe"]
 QUANT_TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_S", "Q4_K_M", "Q5_K_M", "Q6_K"]
 QUANT_TYPES += ["IQ4_NL", "IQ4_XS"]
 
@@ -48,13 +38,37 @@ def runner(path: Path, backend: Backend, kv_type: str = "f32") -> Runner:
     return Runner(load_model(open_gguf(path), backend), backend, kv_type)
 
 
-@pytest.mark.parametrize("name", SHARED)
-def test_logits_and_greedy_ids_equal_transformers(name: str, backend: Backend) -> None:
-    golden = Golden(name)
+def check_golden(golden: Golden, backend: Backend) -> None:
     run = runner(golden.path(), backend)
     for i in range(3):
         assert np.abs(run.logits(golden.ids(i)) - golden.logits(i)).max() < TOLERANCE
     assert run.greedy(golden.prompt, len(golden.greedy)) == golden.greedy
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_logits_and_greedy_ids_equal_transformers(name: str, backend: Backend) -> None:
+    check_golden(Golden(name, DATA / "goldens"), backend)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_shared_goldens(name: str, backend: Backend) -> None:
+    check_golden(Golden(name), backend)
+
+
+@pytest.mark.parametrize("variant,table", [("all_short", 0), ("all_long", 1)])
+def test_longrope_table_is_the_request_s_choice(variant: str, table: int, backend: Backend) -> None:
+    golden = Golden("phi3")
+    run = runner(golden.path(), backend)
+    for i in (1, 2):
+        found = run.logits(golden.ids(i), variant=table)
+        assert np.abs(found - golden.logits(i, variant)).max() < TOLERANCE
+
+
+def test_longrope_is_chosen_by_prompt_and_answer_together() -> None:
+    config = load_model(open_gguf(Golden("phi3", DATA / "goldens").path()), create("reference")).config
+    assert [config.rope_variant(n) for n in (1, 36, 37, 256)] == [0, 0, 1, 1]
+    plain = load_model(open_gguf(Golden("llama", DATA / "goldens").path()), create("reference")).config
+    assert plain.rope_variant(1000) == 0
 
 
 @pytest.mark.parametrize("kind", QUANT_TYPES)

@@ -24,12 +24,12 @@ def shared_goldens() -> Path | None:
 class Golden:
     """One model with its reference logits: `ids(i)`, `logits(i)` for three sequences, and a greedy continuation."""
 
-    def __init__(self, name: str):
-        """Skips the test when neither tests/data/goldens nor the shared set has the model."""
-        places = [DATA / "goldens", shared_goldens()]
-        folder = next((p / name for p in places if p and (p / name).is_dir()), None)
-        if folder is None:
-            pytest.skip(f"the shared goldens are not here (set EDGELLM_SHARED); {name} is too big for tests/data")
+    def __init__(self, name: str, root: Path | None = None):
+        """`root`: a folder of models; None: the shared set, and the test is skipped when it is not here."""
+        root = root or shared_goldens()
+        if root is None:
+            pytest.skip("the shared goldens are not here (../shared, or set EDGELLM_SHARED)")
+        folder = root / name
         self.name, self.folder = name, folder
         self.z: Any = np.load(folder / "golden.npz")
 

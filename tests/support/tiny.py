@@ -21,24 +21,16 @@ from edgellm.backends.reference import ReferenceBackend
 from edgellm.models import registry
 from edgellm.models.tensors import Tensors
 from edgellm.quants import GGMLType, QTensor
+from tests.support.bpe import MERGES, byte_tokens
 
 __all__ = ["CHATML", "EOS_ID", "IM_END_ID", "IM_START_ID", "tiny_gguf"]
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 EOS_ID, IM_START_ID, IM_END_ID = 0, 1, 2
-MERGES = ["t h", "Ġ t", "Ġt h", "i n", "Ġ a", "e r", "o n", "r e", "Ġth e", "a t", "h e", "l l", "o u", "in g", "Ġ w"]
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-
-
-def byte_tokens() -> list[str]:
-    """The 256 printable stand-ins of byte-level BPE, in byte order."""
-    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = (b for b in range(256) if b not in kept)
-    stand_in = {b: chr(b) for b in kept} | {b: chr(256 + i) for i, b in enumerate(others)}
-    return [stand_in[b] for b in range(256)]
 
 
 @dataclass
