@@ -19,19 +19,9 @@ from tests.support.models import Runner
 TOLERANCE = 5e-4
 OURS = sorted(folder.name for folder in (DATA / "goldens").iterdir())
 """Made by tests/golden_tools; each also runs in llama.cpp, see `Case.llamacpp` there."""
-SHARED = [
-    "llama",
-    "mistral",
-    "gemma2",
-    "gemma3",
-    "qwen2",
-    "qwen3",
-    "qwen3_yarn",
-    "phi3",
-    "phi3_swa",
-    "smollm3",
-    "qwen3moe",
-]
+SHARED = ["llama", "mistral", "gemma2", "gemma3", "qwen2", "qwen3", "qwen3_yarn", "phi3", "phi3_swa", "smollm3"]
+SHARED += ["qwen3moe"]
+MIXTURES = {"mixtral", "qwen2moe", "qwen3moe", "olmoe", "gpt-oss"}
 QUANT_TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_S", "Q4_K_M", "Q5_K_M", "Q6_K"]
 QUANT_TYPES += ["IQ4_NL", "IQ4_XS"]
 
