@@ -44,13 +44,14 @@ def plan(
     draft_facts = _facts(draft, insecure) if draft else None
     bandwidth = None if machine else _own_bandwidth()
     made = plans.make(facts, machine, ctx, kv_type, draft_facts, memory, bandwidth)
+    table = list(machines.MACHINES.values())
+    fitting = plans.machines_that_fit(facts, table, made.memory.ctx, kv_type)
     if as_json:
-        fitting = plans.machines_that_fit(facts, list(machines.MACHINES.values()), ctx, kv_type)
         click.echo(json.dumps({"model": facts.name, **made.as_json(), "machines": fitting}))
-    else:
-        _print(facts, made)
-        others = plans.machines_that_fit(facts, list(machines.MACHINES.values()), made.memory.ctx, kv_type)
-        click.echo(f"fits at {made.memory.ctx} tokens: {', '.join(others) or 'no machine of the table'}")
+        return
+    _print(facts, made)
+    where = "every machine of the table" if len(fitting) == len(table) else ", ".join(fitting) or "none of the table"
+    click.echo(f"with {made.memory.ctx} tokens it fits: {where}")
 
 
 def _facts(model: str, insecure: bool) -> ModelFacts:

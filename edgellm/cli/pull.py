@@ -25,8 +25,8 @@ __all__ = ["pull"]
 def pull(name: str, insecure: bool, connections: int | None, limit_rate: int | None, yes: bool, as_json: bool) -> None:
     """Download a model into the store; the same command goes on after a stop.
 
-    NAME: a name of Ollama's library (llama3.2:3b), hf.co/USER/REPO[:QUANT], hf:USER/REPO/FILE.gguf, the https address of
-    a .gguf file, HOST/NAMESPACE/MODEL[:TAG] of another registry, or demo.
+    NAME: a name of Ollama's library (llama3.2:3b), hf.co/USER/REPO[:QUANT], hf:USER/REPO/FILE.gguf, the https address
+    of a .gguf file, HOST/NAMESPACE/MODEL[:TAG] of another registry, or demo.
     """
     from edgellm.hub.pull import PullOptions
     from edgellm.hub.pull import pull as pull_now

@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{part: {*L0, *PLAIN_MODELS, *SCHEDULING, "edgellm.memory"} for part in SCHEDULING},
     "edgellm.engine.model_runner": {*L0, *PLAIN_MODELS, *ENGINE, "edgellm.backends.base"},
     "edgellm.engine": {*LOWER, *PLAIN_MODELS, *ENGINE, "edgellm.backends", "edgellm.backends.base"},
-    "edgellm.hub": {*L0, "edgellm.loader", *PLAIN_MODELS, *SCHEDULING},
+    "edgellm.hub": {*L0, "edgellm.loader", *PLAIN_MODELS, "edgellm.memory"},
     "edgellm.opening": {*LOWER, *PLAIN_MODELS, *ENGINE, *BACKENDS, "edgellm.hub"},
     "edgellm.llm": {*LOWER, *PLAIN_MODELS, *ENGINE, *BACKENDS, "edgellm.hub", "edgellm.opening"},
     "edgellm.measure": {*LOWER, *PLAIN_MODELS, *ENGINE, *BACKENDS, "edgellm.llm"},

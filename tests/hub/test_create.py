@@ -1,0 +1,142 @@
+"""Modelfiles, `create`, and the scan for NaN."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgellm.errors import EdgeLLMError, ModelNotFound, RequestError, TemplateError, UnsupportedModel
+from edgellm.hub.create import create
+from edgellm.hub.modelfile import check_params, parse_modelfile
+from edgellm.hub.store import Store, find
+from edgellm.hub.verify import scan_tensor, verify
+from edgellm.loader import open_gguf
+from edgellm.quants import QUANT_TABLE, GGMLType
+from tests.support.gguf_bytes import F32, GGUFBytes, write_shards
+from tests.support.hubs import model_file
+
+TEXT = '''# a comment
+FROM ./m.gguf
+PARAMETER temperature 0.25
+parameter stop "<end>"
+PARAMETER stop """a b"""
+PARAMETER num_ctx 4096
+SYSTEM """You are
+terse."""
+TEMPLATE """{% for m in messages %}{{ m.content }}{% endfor %}"""
+MESSAGE user Hello there
+MESSAGE assistant "Hi"
+LICENSE """MIT
+Copyright"""
+LICENSE Second
+'''
+
+
+def test_create_from_a_file(store: Store, tmp_path: Path) -> None:
+    path = model_file(tmp_path / "m.gguf", 4096)
+    made = create("Mine", parse_modelfile(TEXT), tmp_path, store)
+    assert made.path.read_bytes() == path.read_bytes() and str(made.name) == "Mine:latest"
+    assert made.params == {"temperature": 0.25, "stop": ["<end>", "a b"], "num_ctx": 4096}
+    assert made.system == "You are\nterse." and made.template == "{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert made.messages == ({"role": "user", "content": "Hello there"}, {"role": "assistant", "content": "Hi"})
+    assert made.license == ("MIT\nCopyright", "Second")
+    path.unlink()
+    child = create("child", parse_modelfile("FROM mine\nPARAMETER top_k 7\nSYSTEM Other"), tmp_path, store)
+    assert child.path == made.path and child.system == "Other" and child.template == made.template
+    assert child.params == {"temperature": 0.25, "stop": ["<end>", "a b"], "num_ctx": 4096, "top_k": 7}
+    assert find("CHILD", store) == child
+    assert list(store.partial.iterdir()) == []
+
+
+def test_create_from_a_split_model(store: Store, tmp_path: Path) -> None:
+    parts = [GGUFBytes().text("general.architecture", "llama"), GGUFBytes()]
+    for i, part in enumerate(parts):
+        part.tensor(f"t{i}", F32, [4], bytes(16))
+    paths = write_shards(tmp_path, "m", parts)
+    made = create("split", parse_modelfile(f"FROM {paths[0]}"), tmp_path, store)
+    with open_gguf(made.path) as file:
+        assert sorted(file.tensors) == ["t0", "t1"]
+
+
+BAD = {
+    "": "no FROM",
+    "FROM": "without a value",
+    "FROM a\nFROM b": "second FROM",
+    "FROM a\nFOO bar": "line 2 .*'FOO' is no instruction",
+    "FROM a\nPARAMETER nonsense 1": "unknown parameter 'nonsense'",
+    "FROM a\nPARAMETER top_k many": "'many' is no value for top_k",
+    "FROM a\nPARAMETER temperature nan": "no value for temperature",
+    'FROM a\nSYSTEM """open': "without an end",
+    "FROM a\nMESSAGE robot hi": "the role must be",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_bad_modelfiles(text: str) -> None:
+    with pytest.raises(RequestError, match=BAD[text]):
+        parse_modelfile(text)
+
+
+def test_what_is_explained() -> None:
+    with pytest.raises(UnsupportedModel, match="merge the adapter"):
+        parse_modelfile("FROM a\nADAPTER ./lora.gguf")
+    with pytest.raises(TemplateError, match="Go template"):
+        parse_modelfile('FROM a\nTEMPLATE """{{ if .System }}<|s|>{{ .System }}{{ end }}"""')
+    with pytest.raises(TemplateError, match="does not parse"):
+        parse_modelfile('FROM a\nTEMPLATE """{% if %}"""')
+    assert parse_modelfile("FROM a\nRENDERER qwen3").notes == ["RENDERER is Ollama's own and has no effect in edgellm"]
+
+
+def test_what_is_not_here(store: Store, tmp_path: Path) -> None:
+    for source in ("./none.gguf", "/none/x.gguf", "none"):
+        with pytest.raises(ModelNotFound):
+            create("x", parse_modelfile(f"FROM {source}"), tmp_path, store)
+    (tmp_path / "bad.gguf").write_text("no model")
+    with pytest.raises(EdgeLLMError, match="not a GGUF file"):
+        create("x", parse_modelfile("FROM ./bad.gguf"), tmp_path, store)
+    assert store.names() == []
+
+
+def test_params_of_a_request() -> None:
+    assert check_params({"stop": ["a", "b"], "top_p": 0.5, "seed": 3}) == {"stop": ["a", "b"], "top_p": 0.5, "seed": 3}
+    with pytest.raises(RequestError):
+        check_params({"top_k": [[]]})
+
+
+@given(st.text(alphabet='FROMPARETSYMLIC "\n#abc{}%.$0', max_size=80).map(lambda t: "FROM a\n" + t))
+def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
+    try:
+        parse_modelfile(text)
+    except EdgeLLMError as error:
+        assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("kind", sorted(set(GGMLType) - {GGMLType.I8, GGMLType.I16, GGMLType.I32, GGMLType.I64}))
+def test_scan_sees_a_nan_scale_where_dequantising_gives_one(kind: GGMLType, tmp_path: Path) -> None:
+    """All bits of one block set: a NaN scale wherever the type has float scales. The `gguf` package agrees."""
+    import gguf
+
+    info = QUANT_TABLE[kind]
+    data = np.zeros((4, info.type_size), np.uint8)
+    data[2] = 0xFF
+    path = GGUFBytes().tensor("t", int(kind), [info.block_size, 4], data.tobytes()).write(tmp_path / "m.gguf")
+    with open_gguf(path) as file:
+        found = scan_tensor(file.tensors["t"])
+        data[2] = 0
+        clean = GGUFBytes().tensor("t", int(kind), [info.block_size, 4], data.tobytes()).write(tmp_path / "c.gguf")
+        assert scan_tensor(open_gguf(clean).tensors["t"]) in (0, None)
+    if found is None:
+        return
+    assert found > 0
+    data[2] = 0xFF
+    try:
+        with np.errstate(all="ignore"):
+            values = gguf.quants.dequantize(data, gguf.GGMLQuantizationType(int(kind)))
+    except NotImplementedError:
+        return
+    assert not np.isfinite(values[2]).all() and np.isfinite(values[[0, 1, 3]]).all()
+    assert verify(str(path), scan=True).problems == [f"tensor t: {found} scales are NaN or infinite"]
