@@ -52,11 +52,6 @@ class Distribution:
     ids: Ids
     probs: npt.NDArray[np.float64]
 
-    def prob_of(self, token_id: int) -> float:
-        """Probability of one token, 0 when it was cut."""
-        found = np.flatnonzero(self.ids == token_id)
-        return float(self.probs[found[0]]) if len(found) else 0.0
-
 
 class Sampler:
     """One request's sampling state: generator, penalty window, Mirostat's mu, grammar."""
@@ -92,11 +87,24 @@ class Sampler:
 
     def draw(self, distribution: Distribution) -> int:
         """One token; takes exactly one number from the generator."""
-        cumulative = np.cumsum(distribution.probs)
-        at = np.searchsorted(cumulative, self.rng.random() * cumulative[-1], side="right")
-        token_id = int(distribution.ids[min(int(at), len(cumulative) - 1)])
-        self._drawn = distribution.prob_of(token_id) if self.params.mirostat else 0.0
+        token_id, self._drawn = _pick(distribution, self.rng.random())
         return token_id
+
+    def peek(self, n: int) -> npt.NDArray[np.float64]:
+        """The next n numbers that `draw` will use; they stay in the generator."""
+        if self.greedy:
+            return np.zeros(n)
+        state = self.rng.bit_generator.state
+        numbers = self.rng.random(n)
+        self.rng.bit_generator.state = state
+        return numbers
+
+    def guess(self, logits: Floats, number: float) -> int:
+        """What `sample` would say if these were the target's logits and `number` the one it draws. Penalties and
+        grammar are left out: a guess may be wrong, and is verified with them."""
+        if self.greedy or self.params.mirostat == 2:
+            return int(np.argmax(logits))
+        return _pick(_cut(logits / np.float32(self.params.temperature), self.params), number)[0]
 
     def advance(self, token_id: int) -> bool:
         """Take a chosen token into the state. True when the grammar is complete."""
@@ -170,6 +178,14 @@ def log_softmax_at(logits: Floats, ids: Ids) -> npt.NDArray[np.float64]:
     top = float(logits.max())
     total = math.log(float(np.exp(logits - np.float32(top), dtype=np.float32).sum(dtype=np.float64)))
     return logits[ids].astype(np.float64) - top - total
+
+
+def _pick(distribution: Distribution, number: float) -> tuple[int, float]:
+    """The token at `number` (0 .. 1) of the cumulated probabilities, and its probability."""
+    cumulative = np.cumsum(distribution.probs)
+    at = int(np.searchsorted(cumulative, number * cumulative[-1], side="right"))
+    at = min(at, len(cumulative) - 1)
+    return int(distribution.ids[at]), float(distribution.probs[at])
 
 
 def _checked(logits: Floats) -> Floats:

@@ -94,9 +94,10 @@ def test_after_preemption(path: Path, swap_space: int) -> None:
     with open_tiny(path, swap_space=swap_space, prefix_sharing=False) as llm:
         alone = [llm.generate([p], params)[0] for p in prompts]
         assert llm.stats()["preemptions"] == 0
-        keep_free(llm, 6)
+        keep_free(llm, 5)
         assert_same(llm.generate(prompts, params), alone)
-        assert llm.stats()["preemptions"] > 0
+        # With windows in all layers the youngest only waits: the others' windows move on and free blocks.
+        assert (llm.stats()["preemptions"] > 0) == (0 in (llm.config.windows or (0,)))
 
 
 def keep_free(llm: LLM, n: int) -> None:

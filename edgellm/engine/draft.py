@@ -1,0 +1,109 @@
+"""A draft model: a second, smaller model that follows each request with its own cache and guesses ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgellm.engine.answer import Answer
+from edgellm.engine.kv_cache import KVCache, make_kind
+from edgellm.engine.model_runner import Runner
+from edgellm.engine.request import Request
+from edgellm.engine.scheduler import Schedule, ScheduledRequest
+from edgellm.models.config import ModelConfig
+
+__all__ = ["DraftModel"]
+
+CHUNK = 256
+"""Prompt tokens the draft model computes at once while it catches up, between two steps of the target."""
+
+
+class DraftModel:
+    """Runs the draft for all requests in one batch. A `shadow` is the draft's own view of a request: the same tokens,
+    then its guesses; after each verification it is cut back to what the target accepted."""
+
+    def __init__(self, runner: Runner, config: ModelConfig, num_blocks: Sequence[int], block_size: int, ctx: int):
+        self.runner = runner
+        self.config = config
+        self.ctx = min(ctx, config.context_length)
+        kinds = [make_kind(group, block_size) for group in config.cache_groups]
+        self.kv = KVCache(kinds, num_blocks, block_size, runner.copy_block)
+        self._shadows: dict[int, Request] = {}
+
+    def behind(self, request: Request) -> int:
+        """Tokens the draft would have to compute before its first guess for a request."""
+        shadow = self._shadows.get(request.request_id)
+        return request.num_tokens - (shadow.num_computed_tokens if shadow else 0)
+
+    def room(self, request: Request) -> int:
+        """How many tokens the draft can guess before its own context is full."""
+        return max(0, self.ctx - request.num_tokens)
+
+    def catch_up(self, request: Request) -> bool:
+        """Compute one chunk of what the draft lacks. True when at most one chunk is left for `propose`."""
+        shadow = self._follow(request)
+        if shadow is None:
+            return False
+        if shadow.num_uncomputed_tokens > CHUNK:
+            if not self.kv.allocate(shadow, shadow.num_computed_tokens + CHUNK):
+                return False
+            self.runner.run(Schedule([ScheduledRequest(shadow, CHUNK, 0)]))
+            shadow.num_computed_tokens += CHUNK
+            self.kv.advance(shadow)
+        return shadow.num_uncomputed_tokens <= CHUNK
+
+    def propose(self, wanted: Sequence[tuple[Answer, int]]) -> list[list[int]]:
+        """Guesses per answer, up to the given depth. Each guess is what the target would say if it had the draft's
+        logits: the same settings, and the random number the target is going to use there."""
+        guesses: list[list[int]] = [[] for _ in wanted]
+        shadows = [self._follow(answer.request) for answer, _ in wanted]
+        numbers = [answer.sampler.peek(depth) for answer, depth in wanted]
+        for step in range(max((depth for _, depth in wanted), default=0)):
+            items = {}
+            for i, (shadow, (_, depth)) in enumerate(zip(shadows, wanted, strict=True)):
+                if shadow and depth > step == len(guesses[i]) and self.kv.allocate(shadow, shadow.num_tokens):
+                    items[i] = ScheduledRequest(shadow, shadow.num_uncomputed_tokens, 0)
+            rows = self.runner.run(Schedule(list(items.values()))) if items else []
+            for (i, item), row in zip(items.items(), rows, strict=True):
+                item.request.num_computed_tokens = item.request.num_tokens
+                if np.isfinite(row[0].max()):
+                    guess = wanted[i][0].sampler.guess(row[0], numbers[i][step])
+                    item.request.token_ids.append(guess)
+                    guesses[i].append(guess)
+        return guesses
+
+    def forget(self, request_id: int) -> None:
+        """The request has ended: give its blocks back."""
+        shadow = self._shadows.pop(request_id, None)
+        if shadow is not None:
+            self.kv.free(shadow)
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless the draft's tables and pools agree."""
+        self.kv.check_integrity(list(self._shadows.values()))
+
+    def close(self) -> None:
+        """Give back the draft's memory."""
+        self.runner.close()
+
+    def _follow(self, request: Request) -> Request | None:
+        """The shadow with exactly the request's tokens; None when the draft's pools have no room for it."""
+        shadow = self._shadows.get(request.request_id)
+        if shadow is None:
+            shadow = Request(request.request_id, list(request.token_ids), max_tokens=1)
+            shadow.rope_variant = self.config.rope_variant(self.ctx)
+            if not self.kv.admit(shadow, 0):
+                return None
+            self._shadows[request.request_id] = shadow
+        known = shadow.token_ids
+        same = min(shadow.num_computed_tokens, len(request.token_ids) - 1)
+        verified = min(shadow.num_prompt_tokens, same)
+        while verified < same and known[verified] == request.token_ids[verified]:
+            verified += 1
+        shadow.token_ids = list(request.token_ids)
+        shadow.num_prompt_tokens = len(shadow.token_ids)
+        shadow.num_computed_tokens = min(same, verified)
+        self.kv.advance(shadow)
+        self.kv.roll_back(shadow)
+        return shadow
