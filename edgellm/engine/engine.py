@@ -18,6 +18,7 @@ from edgellm.engine.output import TokenEvent, TokenText
 from edgellm.engine.pacer import Pacer
 from edgellm.engine.request import Request, Task
 from edgellm.engine.scheduler import Schedule, ScheduledRequest, Scheduler, SwapSpace
+from edgellm.engine.speculate import Speculator
 from edgellm.errors import ContextLengthError, EdgeLLMError, RequestError
 from edgellm.models.config import ModelConfig
 
@@ -37,6 +38,7 @@ class Engine:
         tokenizer: TokenText,
         num_blocks: Sequence[int],
         swap: SwapSpace | None = None,
+        speculator: Speculator | None = None,
     ):
         self.config = config
         self.model_config = model_config
@@ -46,6 +48,7 @@ class Engine:
         self.kv = KVCache(kinds, num_blocks, config.block_size, runner.copy_block, config.prefix_sharing)
         self.scheduler = Scheduler(self.kv, config.max_seqs, config.max_waiting, swap)
         self.pacer = Pacer(config.max_batch_tokens)
+        self.speculator = speculator
         self.metrics = Metrics()
         self.answers: dict[int, Answer] = {}
         self.before_close: list[Callable[[], None]] = []
@@ -92,14 +95,13 @@ class Engine:
 
     def step(self) -> list[tuple[int, TokenEvent]]:
         """Advance every scheduled request; returns (request_id, event) pairs, those of aborted requests included."""
+        self._speculate()
         started = time.perf_counter()
         schedule = self.scheduler.schedule(self.pacer.budget(self.scheduler.num_decoding))
         if schedule.items:
             num_decoding = sum(i.request.num_uncomputed_tokens == 1 for i in schedule.items)
-            for item, rows in zip(schedule.items, self._run(schedule), strict=True):
-                self._advance(item, rows)
-            self.pacer.observe(time.perf_counter() - started, schedule.num_prefill_tokens, num_decoding)
-            self.metrics.stepped(schedule, time.perf_counter() - started)
+            results = [self._advance(i, rows) for i, rows in zip(schedule.items, self._run(schedule), strict=True)]
+            self._learn(schedule, results, num_decoding, time.perf_counter() - started)
         return self._events()
 
     def abort(self, request_id: int) -> None:
@@ -125,7 +127,9 @@ class Engine:
             for kind, pool in zip(self.kv.kinds, self.kv.pools, strict=True)
         ]
         queues = {"running": len(self.scheduler.running), "waiting": len(self.scheduler.waiting)}
-        return {**queues, **self.metrics.snapshot(), "block_size": self.config.block_size, "cache_groups": pools}
+        speculation = self.speculator.snapshot() if self.speculator else None
+        more = {"block_size": self.config.block_size, "cache_groups": pools, "speculation": speculation}
+        return {**queues, **self.metrics.snapshot(), **more}
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless queues, tables, pools and answers agree."""
@@ -141,7 +145,30 @@ class Engine:
         functions, self.before_close = self.before_close, []
         for function in functions:
             function()
+        if self.speculator:
+            self.speculator.close()
         self.runner.close()
+
+    def _speculate(self) -> None:
+        """Guess ahead where all that runs is decoding: prompt tokens would blur what a guess costs."""
+        running = self.scheduler.running
+        if self.speculator and running and not self.scheduler.waiting and self.scheduler.num_decoding == len(running):
+            try:
+                self.speculator.propose([self.answers[request.request_id] for request in running])
+            except Exception:
+                log.exception("the draft failed; decoding goes on without it")
+                self.speculator = None
+
+    def _learn(
+        self, schedule: Schedule, results: list[tuple[Answer, int, int]], num_decoding: int, seconds: float
+    ) -> None:
+        """Times of a step, for those who choose by them."""
+        num_drafts = sum(item.num_draft_tokens for item in schedule.items)
+        if not num_drafts:
+            self.pacer.observe(seconds, schedule.num_prefill_tokens, num_decoding)
+        if self.speculator and results and not schedule.num_prefill_tokens:
+            self.speculator.observe(results, seconds)
+        self.metrics.stepped(schedule, seconds)
 
     def _run(self, schedule: Schedule) -> list[npt.NDArray[Any]]:
         """The step's rows. A failing model ends the requests it was computing, not the engine."""
@@ -157,8 +184,9 @@ class Engine:
             schedule.items.clear()
             return []
 
-    def _advance(self, item: ScheduledRequest, rows: npt.NDArray[Any]) -> None:
-        """Apply one item's result: tokens become known, rows become valid, and the request perhaps ends."""
+    def _advance(self, item: ScheduledRequest, rows: npt.NDArray[Any]) -> tuple[Answer, int, int]:
+        """Apply one item's result: tokens become known, rows become valid, and the request perhaps ends. Returns the
+        answer, how many guesses were verified and how many tokens are new."""
         request, answer = item.request, self.answers[item.request.request_id]
         drafts, request.draft_ids = request.draft_ids[: item.num_draft_tokens], []
         accepted: list[int] = []
@@ -169,7 +197,7 @@ class Engine:
                 accepted = answer.accept(rows, drafts)
             except Exception as error:  # a grammar may raise anything; the others' answers go on
                 self._finish(answer, "error", _known(error, "choosing a token failed"))
-                return
+                return answer, 0, 0
         request.num_computed_tokens += item.num_scheduled_tokens - len(drafts) + max(0, len(accepted) - 1)
         request.token_ids += accepted
         self.kv.advance(request)
@@ -178,11 +206,14 @@ class Engine:
             answer.close("length")
         if answer.finish_reason:
             self._finish(answer, answer.finish_reason)
+        return answer, len(drafts), len(accepted)
 
     def _finish(self, answer: Answer, reason: str, error: EdgeLLMError | None = None) -> None:
         answer.close(reason, error)
         self.scheduler.finish(answer.request)
         del self.answers[answer.request.request_id]
+        if self.speculator:
+            self.speculator.forget(answer.request.request_id)
         self.metrics.finished(answer)
         if event := answer.event():
             self._closing.append((answer.request.request_id, event))
