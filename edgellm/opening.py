@@ -7,16 +7,25 @@ import logging
 import os
 import platform
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edgellm import __version__
+from edgellm.backends import create
+from edgellm.backends.base import Backend
+from edgellm.chat.template import ChatTemplate
 from edgellm.config import EngineConfig, home
+from edgellm.engine.draft import DraftModel
 from edgellm.engine.engine import Engine
+from edgellm.engine.lookup import PromptLookup
 from edgellm.engine.model_runner import ModelRunner
 from edgellm.engine.prompt_cache import PromptCache
+from edgellm.engine.speculate import DEPTH, Speculator
 from edgellm.engine.swap import SwapFile
+from edgellm.errors import RequestError
+from edgellm.loader import GGUFFile, open_gguf
 from edgellm.memory import (
     PoolSizes,
     block_bytes,
@@ -28,8 +37,11 @@ from edgellm.memory import (
     private_bytes,
 )
 from edgellm.models.config import ModelConfig
+from edgellm.models.registry import config_from_metadata, load_model
+from edgellm.pairing import compare_files, refuse_misfit
+from edgellm.tokenizer import Tokenizer, from_metadata
 
-__all__ = ["Opened", "Settings", "open_engine"]
+__all__ = ["ModelFile", "Opened", "Settings", "open_engine"]
 
 log = logging.getLogger(__name__)
 
@@ -62,39 +74,76 @@ class Opened:
     on_close: tuple[Callable[[], None], ...]
 
 
-def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Opened:
-    """Open a model. Raises what `LLM` says."""
-    from edgellm.backends import create
-    from edgellm.chat.template import ChatTemplate
-    from edgellm.loader import open_gguf
-    from edgellm.models.registry import config_from_metadata, load_model
-    from edgellm.tokenizer import from_metadata
+@dataclass(frozen=True)
+class ModelFile:
+    """An open model file, read as far as it goes without weights."""
 
-    path = find_file(path_or_name)
-    gguf = open_gguf(path)
-    try:
-        model_config = config_from_metadata(gguf.metadata)
-        tokenizer = from_metadata(gguf.metadata)
-        if not model_config.vocab_size:
-            model_config = replace(model_config, vocab_size=tokenizer.vocab_size)
-        config, pools = size_up(path.name, model_config, gguf.nbytes, settings.engine)
-        template = ChatTemplate.from_metadata(gguf.metadata, tokenizer, source=settings.template)
+    path: Path
+    gguf: GGUFFile
+    config: ModelConfig
+    tokenizer: Tokenizer
+
+    @classmethod
+    def open(cls, path_or_name: str | os.PathLike[str]) -> ModelFile:
+        """Read metadata and tokenizer. Raises ModelNotFound, GGUFError, UnsupportedModel, TokenizerError."""
+        path = find_file(path_or_name)
+        gguf = open_gguf(path)
+        try:
+            config, tokenizer = config_from_metadata(gguf.metadata), from_metadata(gguf.metadata)
+        except BaseException:
+            gguf.close()
+            raise
+        return cls(path, gguf, replace(config, vocab_size=config.vocab_size or tokenizer.vocab_size), tokenizer)
+
+
+def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Opened:
+    """Open a model, and its draft. Raises what `LLM` says."""
+    with ExitStack() as opened:
+        target = ModelFile.open(path_or_name)
+        opened.callback(target.gguf.close)
+        lookup, draft_name = _draft_kinds(settings.draft)
+        draft = None
+        if draft_name:
+            draft = ModelFile.open(draft_name)
+            opened.callback(draft.gguf.close)
+            refuse_misfit(compare_files(target, draft), target.path.name, draft.path.name)
+        config, pools, draft_pools = size_up(target, draft, settings.engine)
+        template = ChatTemplate.from_metadata(target.gguf.metadata, target.tokenizer, source=settings.template)
         backend = create(settings.backend, settings.threads, settings.progress)
-        model = load_model(gguf, backend)
-        runner = ModelRunner(model, backend, pools.blocks, config.kv_type, config.block_size)
+        runner = _runner(target, backend, pools, config)
         swap = None
         if config.swap_space:
             swap = SwapFile(runner, len(pools.blocks), config.swap_space, home() / "swap")
-        engine = Engine(config, model.config, runner, tokenizer, pools.blocks, swap)
+        speculator = None
+        if lookup or draft:
+            model = None
+            if draft and draft_pools:
+                draft_runner = _runner(draft, backend, draft_pools, config)
+                vocab = min(target.config.vocab_size, draft.config.vocab_size)
+                model = DraftModel(draft_runner, draft.config, draft_pools.blocks, config.block_size, config.ctx, vocab)
+            most = settings.draft_max or DEPTH
+            speculator = Speculator(config.ctx, PromptLookup() if lookup else None, model, most)
+        engine = Engine(config, target.config, runner, target.tokenizer, pools.blocks, swap, speculator)
         if settings.prompt_cache:
-            key = cache_key(gguf.digest, backend.name, config, model.config)
+            key = cache_key(target, backend.name, config)
             prompt_cache = PromptCache(settings.prompt_cache, key, engine.kv, runner)
             prompt_cache.load()
             engine.before_close.append(prompt_cache.save)
-    except BaseException:
-        gguf.close()
-        raise
-    return Opened(path, engine, tokenizer, template, (gguf.close,))
+        files = opened.pop_all()
+    return Opened(target.path, engine, target.tokenizer, template, (files.close,))
+
+
+def _draft_kinds(draft: str | None) -> tuple[bool, str | None]:
+    """`--draft`: "lookup", a model, or both with a comma between: (lookup, model)."""
+    parts = [part for part in (draft or "").split(",") if part]
+    models = [part for part in parts if part != "lookup"]
+    if len(models) > 1:
+        raise RequestError(f"one draft model at most, not {len(models)}: {', '.join(models)}")
+    return "lookup" in parts, models[0] if models else None
+
+
+def _runner(file: ModelFile, backend: Backend, pools: PoolSizes, config: EngineConfig) -> ModelRunner:
+    return ModelRunner(load_model(file.gguf, backend), backend, pools.blocks, config.kv_type, config.block_size)
 
 
 def find_file(path_or_name: str | os.PathLike[str]) -> Path:
@@ -107,12 +156,23 @@ def find_file(path_or_name: str | os.PathLike[str]) -> Path:
 
 
 def size_up(
-    name: str, model: ModelConfig, weights_bytes: int, config: EngineConfig, draft_bytes: int = 0
-) -> tuple[EngineConfig, PoolSizes]:
+    target: ModelFile, draft: ModelFile | None, config: EngineConfig
+) -> tuple[EngineConfig, PoolSizes, PoolSizes | None]:
     """The context and the block pools that fit the budget. Raises MemoryBudgetError with the numbers."""
+    model, name = target.config, target.path.name
     budget = default_budget() if config.memory is None else config.memory
+    draft_bytes = 0
+    if draft:
+        length = min(draft.config.context_length, config.ctx or model.context_length)
+        draft_bytes = draft.gguf.nbytes + kv_bytes(draft.config, length, config.kv_type)
     plan = make_plan(
-        model, weights_bytes, config.kv_type, config.ctx or None, budget, draft_bytes, runtime_bytes=private_bytes()
+        model,
+        target.gguf.nbytes,
+        config.kv_type,
+        config.ctx or None,
+        budget,
+        draft_bytes,
+        runtime_bytes=private_bytes(),
     )
     check_budget(plan, name)
     ctx = plan.ctx
@@ -121,18 +181,29 @@ def size_up(
     elif not config.ctx and ctx < model.context_length:
         log.warning("%s: the context is %d tokens, not %d: memory budget %d", name, ctx, model.context_length, budget)
     most = (CONTEXTS if config.memory is None else config.max_seqs) * ctx
-    left = budget - (plan.total_bytes - kv_bytes(model, ctx, config.kv_type))
+    left = budget - plan.total_bytes + kv_bytes(model, ctx, config.kv_type)
+    if not draft:
+        return replace(config, ctx=ctx), _pools(model, config, left, ctx, most), None
+    # What is left is shared as one token costs in each, so that the draft can follow whatever the target holds.
+    left += kv_bytes(draft.config, length, config.kv_type)
+    shares = [kv_bytes(m, min(ctx, m.context_length), config.kv_type) for m in (model, draft.config)]
+    own = left * shares[0] // sum(shares)
+    draft_ctx = min(ctx, draft.config.context_length)
+    draft_pools = _pools(draft.config, config, left - own, draft_ctx, most)
+    return replace(config, ctx=ctx), _pools(model, config, own, ctx, most), draft_pools
+
+
+def _pools(model: ModelConfig, config: EngineConfig, left: int, ctx: int, most: int) -> PoolSizes:
     sizes = block_bytes(model, config.kv_type, config.block_size)
-    pools = pool_sizes(model.cache_groups, sizes, left, ctx, config.max_seqs, most)
-    return replace(config, ctx=ctx), pools
+    return pool_sizes(model.cache_groups, sizes, left, ctx, config.max_seqs, most)
 
 
-def cache_key(model_digest: str, backend: str, config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
+def cache_key(target: ModelFile, backend: str, config: EngineConfig) -> dict[str, Any]:
     """Everything the rows of a cache block depend on besides the tokens; plain JSON data."""
-    groups = [[group.kind, list(group.layers), group.window] for group in model.cache_groups]
+    groups = [[group.kind, list(group.layers), group.window] for group in target.config.cache_groups]
     return {
         "version": __version__,
-        "model": model_digest,
+        "model": target.gguf.digest,
         "backend": f"{backend} {platform.machine()}",
         "kv_type": config.kv_type,
         "block_size": config.block_size,

@@ -38,9 +38,13 @@ class Answer:
         """Results of requests that want rows instead of tokens."""
         self.finish_reason: str | None = None
         self.error: EdgeLLMError | None = None
-        self.num_drafted = 0
+        self.drafted_at: list[int] = []
         self.accepted_at: list[int] = []
-        """How often the draft at each position of a run was accepted."""
+        """How often the guess at each position of a run was made, and accepted."""
+        self.speculating = False
+        """Whether guesses are made for this request; then `speedup` says what they gained against plain decoding."""
+        self.speedup: float | None = None
+        self.num_verifications = 0
         self.arrived = time.perf_counter()
         self.started: float | None = None
         self.first_token: float | None = None
@@ -53,14 +57,16 @@ class Answer:
         Every token is drawn from the target's own distribution with the request's own generator, so drafts change
         neither the distribution nor, for a seed, the tokens. Ends inside the run where the answer ends."""
         tokens: list[int] = []
-        self.num_drafted += len(drafts)
+        self.num_verifications += bool(drafts)
+        for i in range(len(drafts)):
+            _count(self.drafted_at, i)
         for i, row in enumerate(rows):
             token = self.sampler.sample(row)
             tokens.append(token)
             self._take(token, row)
             accepted = i < len(drafts) and token == drafts[i]
             if accepted:
-                self._count_accepted(i)
+                _count(self.accepted_at, i)
             if not accepted or self.finish_reason:
                 break
         return tokens
@@ -101,6 +107,8 @@ class Answer:
         times["seed"] = self.sampler.seed
         if self.request.cache_miss:
             times["miss_reason"] = self.request.cache_miss
+        if self.speculating:
+            times["speculation"] = self.speculation()
         if self.first_token is not None and self.last_token is not None:
             times["ttft_s"] = self.first_token - self.arrived
             times["prefill_s"] = self.first_token - (self.started or self.arrived)
@@ -110,6 +118,17 @@ class Answer:
         elif self.started is not None:
             times["prefill_s"] = now - self.started
         return times
+
+    def speculation(self) -> dict[str, Any]:
+        """Guesses made and accepted: in total, the share by position in the run, and how many per verification."""
+        accepted = self.accepted_at + [0] * (len(self.drafted_at) - len(self.accepted_at))
+        return {
+            "drafted": sum(self.drafted_at),
+            "accepted": sum(accepted),
+            "by_position": [a / d for a, d in zip(accepted, self.drafted_at, strict=True)],
+            "mean_accepted": sum(accepted) / self.num_verifications if self.num_verifications else 0.0,
+            "speedup": self.speedup,
+        }
 
     def _take(self, token: int, row: Rows) -> None:
         """Count a chosen token; sets `finish_reason` where it is the last."""
@@ -125,10 +144,6 @@ class Answer:
         elif len(self.output.ids) >= self.request.max_tokens:
             self.close("length")
 
-    def _count_accepted(self, position: int) -> None:
-        self.accepted_at += [0] * (position + 1 - len(self.accepted_at))
-        self.accepted_at[position] += 1
-
     def _logprobs(self, token: int, row: Rows) -> TokenLogprobs | None:
         if self.params.logprobs is None:
             return None
@@ -140,3 +155,8 @@ class Answer:
     def _entry(self, token: int, logprob: float) -> TokenLogprobs:
         data = self.tokenizer.token_bytes(token)
         return TokenLogprobs(token, data.decode("utf-8", "replace"), data, min(0.0, logprob))
+
+
+def _count(counts: list[int], position: int) -> None:
+    counts += [0] * (position + 1 - len(counts))
+    counts[position] += 1

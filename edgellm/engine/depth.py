@@ -42,15 +42,19 @@ class Acceptance:
 
 
 class StepTimes:
-    """Median times of recent decode-only steps by (sequences, rows), and of draft steps."""
+    """Median times of recent decode-only steps by (sequences, rows), and of draft steps. The first step of a kind is
+    not counted: a backend may prepare itself in it."""
 
     def __init__(self) -> None:
+        self._seen: set[tuple[int, int]] = set()
         self._steps: dict[int, dict[int, deque[float]]] = defaultdict(lambda: defaultdict(lambda: deque(maxlen=9)))
         self._drafts: deque[float] = deque(maxlen=33)
 
     def observe(self, num_seqs: int, num_rows: int, seconds: float) -> None:
         """One step without prompt tokens, guessing not included."""
-        self._steps[num_seqs][num_rows].append(seconds)
+        if (num_seqs, num_rows) in self._seen:
+            self._steps[num_seqs][num_rows].append(seconds)
+        self._seen.add((num_seqs, num_rows))
 
     def observe_draft(self, seconds: float, num_steps: int) -> None:
         """Making guesses took this long, in `num_steps` passes of the draft."""

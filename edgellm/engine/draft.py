@@ -23,9 +23,19 @@ class DraftModel:
     """Runs the draft for all requests in one batch. A `shadow` is the draft's own view of a request: the same tokens,
     then its guesses; after each verification it is cut back to what the target accepted."""
 
-    def __init__(self, runner: Runner, config: ModelConfig, num_blocks: Sequence[int], block_size: int, ctx: int):
+    def __init__(
+        self,
+        runner: Runner,
+        config: ModelConfig,
+        num_blocks: Sequence[int],
+        block_size: int,
+        ctx: int,
+        vocab_size: int | None = None,
+    ):
         self.runner = runner
         self.config = config
+        self.vocab_size = vocab_size or config.vocab_size
+        """Tokens both models know; a sequence with another one is not drafted for."""
         self.ctx = min(ctx, config.context_length)
         kinds = [make_kind(group, block_size) for group in config.cache_groups]
         self.kv = KVCache(kinds, num_blocks, block_size, runner.copy_block)
@@ -38,6 +48,8 @@ class DraftModel:
 
     def room(self, request: Request) -> int:
         """How many tokens the draft can guess before its own context is full."""
+        if request.token_ids[-1] >= self.vocab_size:
+            return 0
         return max(0, self.ctx - request.num_tokens)
 
     def catch_up(self, request: Request) -> bool:
@@ -68,7 +80,7 @@ class DraftModel:
             for (i, item), row in zip(items.items(), rows, strict=True):
                 item.request.num_computed_tokens = item.request.num_tokens
                 if np.isfinite(row[0].max()):
-                    guess = wanted[i][0].sampler.guess(row[0], numbers[i][step])
+                    guess = wanted[i][0].sampler.guess(row[0][: self.vocab_size], numbers[i][step])
                     item.request.token_ids.append(guess)
                     guesses[i].append(guess)
         return guesses
@@ -91,6 +103,8 @@ class DraftModel:
         """The shadow with exactly the request's tokens; None when the draft's pools have no room for it."""
         shadow = self._shadows.get(request.request_id)
         if shadow is None:
+            if max(request.token_ids) >= self.vocab_size:
+                return None
             shadow = Request(request.request_id, list(request.token_ids), max_tokens=1)
             shadow.rope_variant = self.config.rope_variant(self.ctx)
             if not self.kv.admit(shadow, 0):

@@ -214,6 +214,7 @@ class Engine:
         del self.answers[answer.request.request_id]
         if self.speculator:
             self.speculator.forget(answer.request.request_id)
+            answer.speculating, answer.speedup = True, self.speculator.controller.speedup
         self.metrics.finished(answer)
         if event := answer.event():
             self._closing.append((answer.request.request_id, event))

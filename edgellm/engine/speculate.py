@@ -17,8 +17,10 @@ from edgellm.engine.depth import Acceptance, DepthController
 from edgellm.engine.draft import DraftModel
 from edgellm.engine.lookup import PromptLookup
 
-__all__ = ["Speculator"]
+__all__ = ["DEPTH", "Speculator"]
 
+DEPTH = 7
+"""Guesses at most: with the target's own token they fill the eight rows of the few-rows kernels."""
 MODEL_PRIOR, LOOKUP_PRIOR = 0.7, 0.5
 LONG_GUESS = 8
 USUAL_ANSWER = 200
@@ -28,7 +30,7 @@ USUAL_ANSWER = 200
 class Speculator:
     """Sets `draft_ids` of decoding requests before a step and learns from what the step accepted."""
 
-    def __init__(self, ctx: int, lookup: PromptLookup | None, model: DraftModel | None, most: int = 7):
+    def __init__(self, ctx: int, lookup: PromptLookup | None, model: DraftModel | None, most: int = DEPTH):
         self.ctx = ctx
         self.lookup = lookup
         self.model = model
