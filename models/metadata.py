@@ -15,6 +15,8 @@ MAX_SIZE = 1 << 24
 """No width, layer count or expert count of a real model comes near this; a damaged file's often goes past it."""
 MAX_LAYERS = 4096
 MAX_CONTEXT = 1 << 31
+POOLING = ("", "mean", "cls", "last", "")
+"""By the numbers of `pooling_type`: unsaid, three ways, and rank (a classifier on top, which we do not run)."""
 
 
 class Metadata:
@@ -152,6 +154,7 @@ def base_config(meta: Metadata, *, adjacent: bool, layer_norm: bool = False, **c
         "norm_eps": meta.number(eps_key, low=0, high=1),
         "rope": _rope_config(meta, k_dim, context_length, adjacent),
         "n_experts": meta.integer("expert_count", 0),
+        "pooling": POOLING[meta.integer("pooling_type", 0, high=len(POOLING) - 1)],
     }
     if values["n_experts"]:
         values["n_experts_used"] = meta.integer("expert_used_count", low=1, high=values["n_experts"])

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["SUPPORTED", "config_from_metadata", "load_model", "model_class"]
 
 _CLASSES = {
+    "bert": "bert.Bert",
     "cohere2": "cohere2.Cohere2",
     "command-r": "command_r.CommandR",
     "ernie4_5": "ernie4_5.Ernie45",

@@ -77,6 +77,7 @@ class Tensors:
         tensor = self.find(name, *shape)
         if tensor.type is not GGMLType.F32:
             raise UnsupportedModel(f"tensor {self.prefix + name} must be F32, not {tensor.type.name}")
+        self.loaded[self.prefix + name] = None
         return np.ascontiguousarray(tensor.data).view(np.float32).reshape(shape)
 
     def check_all_used(self, arch: str) -> None:
