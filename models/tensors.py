@@ -73,12 +73,14 @@ class Tensors:
         return tuple(weights)
 
     def array(self, name: str, *shape: int) -> npt.NDArray[np.float32]:
-        """A small F32 table that is needed while the model is built."""
+        """A small F32 or F16 table that is needed while the model is built, as float32."""
         tensor = self.find(name, *shape)
-        if tensor.type is not GGMLType.F32:
-            raise UnsupportedModel(f"tensor {self.prefix + name} must be F32, not {tensor.type.name}")
+        dtypes = {GGMLType.F32: np.dtype(np.float32), GGMLType.F16: np.dtype(np.float16)}
+        if tensor.type not in dtypes:
+            raise UnsupportedModel(f"tensor {self.prefix + name} must be F32 or F16, not {tensor.type.name}")
         self.loaded[self.prefix + name] = None
-        return np.ascontiguousarray(tensor.data).view(np.float32).reshape(shape)
+        data = np.ascontiguousarray(tensor.data).view(dtypes[tensor.type])
+        return data.reshape(shape).astype(np.float32)
 
     def check_all_used(self, arch: str) -> None:
         """Raise UnsupportedModel naming the first tensor no layer took: running without it would answer wrongly."""

@@ -1,6 +1,6 @@
 """Make tests/data/goldens/bert: a tiny random encoder, its hidden states in transformers, its GGUF file.
 
-    python -m tests.golden_tools.make_bert OUT_FOLDER
+python -m tests.golden_tools.make_bert OUT_FOLDER
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ LLAMA: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("arch", SUPPORTED)
-def test_tiny_file_of_every_architecture_runs(arch: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("arch", [arch for arch in SUPPORTED if arch != "bert"])
+def test_tiny_file_of_every_decoder_runs(arch: str, tmp_path: Path) -> None:
     backend = create("reference")
     model = load_model(open_gguf(tiny_gguf(tmp_path / "tiny.gguf", arch)), backend)
     run = Runner(model, backend)
