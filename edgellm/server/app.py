@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edgellm.errors import EdgeLLMError
-from edgellm.server import ollama_models, ollama_routes, openai_routes, pages
+from edgellm.server import ollama_models, ollama_routes, openai_routes, pages, store_routes
 from edgellm.server.bridge import Bridge
 from edgellm.server.catalog import Catalog, ModelRecord
 from edgellm.server.errors import on_error, on_http_error
@@ -51,6 +51,7 @@ def create_app(
                 (await manager.acquire(record)).release()
             yield
         finally:
+            app.state.server.downloads.shutdown(wait=False, cancel_futures=True)
             await manager.close()
 
     app = Starlette(
@@ -65,7 +66,7 @@ def create_app(
 
 
 def _endpoints() -> list[Endpoint]:
-    ollama, models, openai = ollama_routes, ollama_models, openai_routes
+    ollama, models, store, openai = ollama_routes, ollama_models, store_routes, openai_routes
     return [
         Endpoint("GET", "/", models.root),
         Endpoint("GET", "/health", health),
@@ -85,6 +86,10 @@ def _endpoints() -> list[Endpoint]:
         Endpoint("POST", "/api/copy", models.copy, models.CopyBody),
         Endpoint("DELETE", "/api/delete", models.delete, models.NameBody),
         Endpoint("POST", "/api/push", models.push, models.NameBody),
+        Endpoint("POST", "/api/pull", store.pull, store.PullBody),
+        Endpoint("POST", "/api/create", store.create, store.CreateBody),
+        Endpoint("HEAD", "/api/blobs/{digest}", store.has_blob),
+        Endpoint("POST", "/api/blobs/{digest}", store.put_blob),
         Endpoint("POST", "/api/me", models.me),
         Endpoint("POST", "/api/signout", models.me),
         Endpoint("GET", "/v1/models", openai.models),

@@ -50,9 +50,11 @@ class Feed:
         self._error: Exception | None = None
         self._ended = False
 
-    def start(self, submit: Callable[..., Any], prompt: Sequence[int], params: SamplingParams) -> None:
+    def start(
+        self, submit: Callable[..., Any], prompt: Sequence[int], params: SamplingParams, shown: frozenset[int]
+    ) -> None:
         """From a worker thread: submits the request. Raises what the engine refuses it with."""
-        self._stream = submit(prompt, params, on_event=lambda event: self._bridge.post(self, event))
+        self._stream = submit(prompt, params, on_event=lambda event: self._bridge.post(self, event), show=shown)
 
     def put(self, event: Any) -> None:
         """In the loop: one event arrived."""

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["Catalog", "ModelRecord"]
+from edgellm.hub.store import Store
+
+__all__ = ["Catalog", "ModelDetails", "ModelRecord"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,10 @@ class ModelRecord:
 
 
 class Catalog(Protocol):
-    """Finding, listing and changing stored models. Methods block (files, network): routes call them in a thread."""
+    """Finding, listing and changing stored models. Methods block on files: routes call them in a thread."""
+
+    store: Store
+    """Where pulls and creates put models."""
 
     def find(self, name: str) -> ModelRecord:
         """The model a client means. Raises ModelNotFound, or RequestError for what can be no name."""

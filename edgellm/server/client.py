@@ -66,13 +66,6 @@ class ServerClient:
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return set()
 
-    def has_loaded(self, name: str) -> bool:
-        """Whether a server runs and has that model in memory."""
-        if not self.is_running():
-            return False
-        wanted = {name.lower(), f"{name.lower()}:latest"}
-        return any(str(model["name"]).lower() in wanted for model in self.loaded())
-
     def show(self, model: str) -> dict[str, Any]:
         """What /api/show says of a model."""
         return self._json("POST", "/api/show", {"model": model})

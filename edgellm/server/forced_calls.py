@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from edgellm.server.job import Piece
+from edgellm.chat.tools import Parser, Piece
 
 __all__ = ["ForcedCall", "calls_schema"]
 
@@ -47,20 +47,28 @@ def _moved(value: Any, root: str) -> Any:
 
 
 class ForcedCall:
-    """Reply parser: all text is one call. A reply that was cut inside it is given as text, nothing is lost."""
+    """Reply parser: what `inner` (the family's own parser) takes for content is one call. A reply that was cut inside
+    it is given as text; nothing is lost."""
 
-    def __init__(self) -> None:
+    def __init__(self, inner: Parser):
+        self._inner = inner
         self._text = ""
+        self.cut = False
 
     def push(self, text: str) -> list[Piece]:
-        """Nothing is known before the end."""
-        self._text += text
-        return []
+        """Thoughts at once; of the call nothing is known before its end."""
+        return self._keep(self._inner.push(text))
 
     def finish(self) -> list[Piece]:
         """The call, or the text of one that is incomplete."""
+        pieces = self._keep(self._inner.finish())
         try:
             call = json.loads(self._text)
-            return [Piece(calls=((call["name"], call["arguments"]),))]
+            return [*pieces, Piece(calls=((call["name"], call["arguments"]),))]
         except (ValueError, KeyError, TypeError):
-            return [Piece(content=self._text)] if self._text else []
+            self.cut = True
+            return [*pieces, Piece(content=self._text)] if self._text else pieces
+
+    def _keep(self, pieces: list[Piece]) -> list[Piece]:
+        self._text += "".join(piece.content for piece in pieces)
+        return [piece for piece in pieces if piece.thinking]

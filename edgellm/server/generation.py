@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edgellm.chat.tools import Parser
 from edgellm.errors import CancelledError, EdgeLLMError
 from edgellm.server.bridge import Bridge, Feed
 from edgellm.server.job import Delta, Finish, Job, ToolCall
@@ -25,7 +26,7 @@ class _Answer:
 
     index: int
     feed: Feed
-    parser: Any
+    parser: Parser
     n_calls: int = 0
     n_thought: int = 0
 
@@ -53,7 +54,7 @@ class Generation:
         def submit() -> Prepared:
             prepared = prepare(job, lease.loaded)
             for feed, params in zip(feeds, prepared.params, strict=True):
-                feed.start(lease.llm.submit, prepared.ids, params)
+                feed.start(lease.llm.submit, prepared.ids, params, prepared.shown)
             return prepared
 
         def abandon(*_: object) -> None:

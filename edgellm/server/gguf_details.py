@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from edgellm.chat.template import ChatTemplate
+from edgellm.hub.details import file_type, parameter_count, parameter_text
 from edgellm.loader import open_gguf
 from edgellm.server.catalog import ModelDetails
 from edgellm.tokenizer import Tokenizer
 
-__all__ = ["SHORT_ARRAY", "parameter_size", "read_details", "read_metadata"]
+__all__ = ["SHORT_ARRAY", "read_details", "read_metadata"]
 
 SHORT_ARRAY = 5
 """Longest array that is shown without being asked for: a vocabulary is megabytes of JSON."""
@@ -27,7 +27,6 @@ _FIM_TOKENS = {
     "▁<PRE>",
     "<PRE>",
 }
-_LETTERS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 _FILE_TYPES = {
     **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S"},
     **{12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K"},
@@ -51,34 +50,20 @@ def read_details(path: Path, template: str | None = None) -> ModelDetails:
         infills = any(key in gguf.metadata for key in _FIM_KEYS) or not _FIM_TOKENS.isdisjoint(
             gguf.metadata.get("tokenizer.ggml.tokens", ())
         )
-        count, weights = 0, Counter[str]()
-        for info in gguf.tensors.infos():
-            n = math.prod(info.shape)
-            count += n
-            weights[info.type.name] += n if len(info.shape) > 1 else 0
+        infos = list(gguf.tensors.infos())
     architecture = str(metadata.get("general.architecture", "unknown"))
     own = metadata.get("tokenizer.chat_template")
-    file_type = _FILE_TYPES.get(metadata.get("general.file_type", -1))
     return ModelDetails(
         metadata=metadata,
         family=architecture,
-        parameter_size=parameter_size(count),
-        quantization_level=file_type or weights.most_common(1)[0][0] if weights else "unknown",
-        parameter_count=count,
+        parameter_size=parameter_text(parameter_count(infos)),
+        quantization_level=_FILE_TYPES.get(metadata.get("general.file_type", -1)) or file_type(infos) or "unknown",
+        parameter_count=parameter_count(infos),
         context_length=int(metadata.get(f"{architecture}.context_length", 0)),
         embedding_length=int(metadata.get(f"{architecture}.embedding_length", 0)),
         chat_template=own if isinstance(own, str) else "",
         capabilities=_capabilities(metadata, architecture, template, infills),
     )
-
-
-def parameter_size(count: int) -> str:
-    """`1.24B`, `134.52M`: as Ollama writes it."""
-    for unit, letter in _LETTERS:
-        if count >= unit:
-            digits = 1 if unit == 1e9 else 2
-            return f"{count / unit:.{digits}f}{letter}"
-    return str(count)
 
 
 def _capabilities(

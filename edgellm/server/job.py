@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Delta", "Finish", "Job", "OutputFormat", "Piece", "ToolCall", "merged", "new_id"]
+__all__ = ["Delta", "Finish", "Job", "OutputFormat", "ToolCall", "merged", "new_id"]
 
 _ALPHABET = string.ascii_lowercase + string.digits
 
@@ -58,15 +58,6 @@ class Job:
     count: int = 1
     """How many answers (`n`)."""
     keep_alive: float | None = None
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A piece of reply text, sorted by a reply parser. `calls`: (name, arguments) pairs."""
-
-    content: str = ""
-    thinking: str = ""
-    calls: tuple[tuple[str, dict[str, Any]], ...] = ()
 
 
 @dataclass(frozen=True)

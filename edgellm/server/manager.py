@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from edgellm.chat.grammar import GrammarCompiler
+from edgellm.chat.tools import ReplyStyle
 from edgellm.errors import EdgeLLMError, MemoryBudgetError, QueueFullError
 from edgellm.server.catalog import ModelRecord
 from edgellm.server.settings import ServerSettings
@@ -53,6 +54,11 @@ class LoadedModel:
     def grammars(self) -> GrammarCompiler:
         """Compiles constraints for its vocabulary."""
         return GrammarCompiler(self.llm.tokenizer)
+
+    @cached_property
+    def replies(self) -> ReplyStyle:
+        """How its family writes thoughts and tool calls."""
+        return ReplyStyle(self.record.template or self.llm.template.source, self.llm.tokenizer)
 
 
 @dataclass(eq=False)

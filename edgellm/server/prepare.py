@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edgellm.chat.tools import Parser
 from edgellm.config import SamplingParams
 from edgellm.errors import MemoryBudgetError, RequestError
 from edgellm.server.job import Job
@@ -26,7 +27,9 @@ class Prepared:
 
     ids: tuple[int, ...]
     params: tuple[SamplingParams, ...]
-    parser: Callable[[], Any]
+    parser: Callable[[], Parser]
+    shown: frozenset[int]
+    """Control tokens whose names the parser reads."""
     truncated: tuple[int, int] | None
 
 
@@ -43,7 +46,8 @@ def prepare(job: Job, loaded: LoadedModel) -> Prepared:
     ids, truncated = build_prompt(job, record, llm, style.template_kwargs, ctx)
     if not ids:
         raise RequestError("the prompt is empty")
-    return Prepared(tuple(ids), _params(job, stored.sampling, style, llm, ids, ctx), style.parser(ids), truncated)
+    params = _params(job, stored.sampling, style, llm, ids, ctx)
+    return Prepared(tuple(ids), params, style.parser(ids), style.shown, truncated)
 
 
 def context_limit(asked: int | None, llm: Any, name: str) -> int:

@@ -16,7 +16,7 @@ from edgellm.server.errors import status_of, text_of
 from edgellm.server.frames import Framer, dumps
 from edgellm.server.job import Delta
 
-__all__ = ["Answers", "FrameStream", "JSONReply", "attended"]
+__all__ = ["Answers", "FrameStream", "JSONReply", "attended", "gone"]
 
 _log = logging.getLogger("edgellm.server")
 T = TypeVar("T")
@@ -50,20 +50,21 @@ async def attended(request: Request, work: Awaitable[T]) -> T:
     Raises CancelledError once the client has gone; `work` is cancelled then.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request.receive))
+    left = asyncio.ensure_future(gone(request.receive))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         raise CancelledError("request canceled")
     finally:
-        gone.cancel()
+        left.cancel()
         if not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def _gone(receive: Receive) -> None:
+async def gone(receive: Receive) -> None:
+    """Returns when the client has left. The request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -83,17 +84,17 @@ class FrameStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends all frames, watching for the client's departure meanwhile."""
         sending = asyncio.ensure_future(self._send_all(send))
-        gone = asyncio.ensure_future(_gone(receive))
+        left = asyncio.ensure_future(gone(receive))
         try:
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sending, left}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
         finally:
             # Before anything is awaited: the slot is free from here on.
             self.answers.close()
-            gone.cancel()
+            left.cancel()
             sending.cancel()
-            await asyncio.gather(sending, gone, return_exceptions=True)
+            await asyncio.gather(sending, left, return_exceptions=True)
 
     async def _send_all(self, send: Send) -> None:
         kind = self.framer.media_type

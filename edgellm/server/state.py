@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,5 +26,7 @@ class ServerState:
     bridge: Bridge
     draining: bool = False
     """Set when the server was told to stop: new work is refused, running answers go on for a while."""
+    downloads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "edgellm-pull"))
+    """Threads for pulls and creates, which take hours: the loop's own pool must stay free for prompts."""
     running: set[Any] = field(default_factory=set)
     """Generations whose answers are being sent."""

@@ -7,32 +7,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgellm.chat.grammar import GrammarCompiler
+from edgellm.chat.reply import PlainParser
+from edgellm.chat.tools import Parser, ReplyStyle
 from edgellm.errors import RequestError
 from edgellm.server.forced_calls import ForcedCall, calls_schema
-from edgellm.server.job import Job, Piece
+from edgellm.server.job import Job
 from edgellm.server.manager import LoadedModel
 
 __all__ = ["Style", "reply_style"]
 
 
-class PlainParser:
-    """For replies without markup: all text is content."""
-
-    def push(self, text: str) -> list[Piece]:
-        """The pieces that `text` completes."""
-        return [Piece(content=text)]
-
-    def finish(self) -> list[Piece]:
-        """What was held back."""
-        return []
-
-
 @dataclass(frozen=True)
 class Style:
-    """One job's way of talking with one model."""
+    """One job's way of talking with one model. `replies`: None where the reply is taken as it is (raw prompts)."""
 
     job: Job
     grammars: GrammarCompiler
+    replies: ReplyStyle | None
     template_kwargs: dict[str, Any]
 
     @property
@@ -40,21 +31,33 @@ class Style:
         """Whether the reply must be a tool call."""
         return self.job.tool_choice not in ("auto", "none")
 
-    def parser(self, ids: list[int]) -> Callable[[], Any]:
+    @property
+    def shown(self) -> frozenset[int]:
+        """Control tokens whose names are text for the parser."""
+        return self.replies.shown if self.replies is not None else frozenset()
+
+    def parser(self, ids: list[int]) -> Callable[[], Parser]:
         """Makes the parser for replies to the prompt `ids`."""
-        return ForcedCall if self.forces_call else PlainParser
+        replies = self.replies
+        if replies is None:
+            return PlainParser
+        if self.forces_call:
+            return lambda: ForcedCall(replies.parser(ids))
+        tools = self.job.tools if self.job.tool_choice != "none" else ()
+        return lambda: replies.parser(ids, tools)
 
     def grammar(self, ids: list[int]) -> Callable[[], Any] | None:
         """The mask maker of the job's constraint; None for free text. Raises GrammarError."""
+        lead = self.replies.lead(ids, think=self.job.think is not False) if self.replies is not None else None
         if self.forces_call:
-            return self.grammars.json_schema(calls_schema(self.job.tools, self.job.tool_choice))
+            return self.grammars.json_schema(calls_schema(self.job.tools, self.job.tool_choice), lead)
         wanted = self.job.format
         if wanted is None:
             return None
         if wanted.kind == "json":
-            return self.grammars.json_object()
+            return self.grammars.json_object(lead)
         makers = {"schema": self.grammars.json_schema, "regex": self.grammars.regex}
-        return makers.get(wanted.kind, self.grammars.lark)(wanted.value)
+        return makers.get(wanted.kind, self.grammars.lark)(wanted.value, lead)
 
 
 def reply_style(job: Job, loaded: LoadedModel) -> Style:
@@ -64,7 +67,11 @@ def reply_style(job: Job, loaded: LoadedModel) -> Style:
         raise RequestError(f"{record.name} does not support tools")
     if job.think and not template.supports_thinking:
         raise RequestError(f'"{job.model}" does not support thinking')
-    return Style(job, loaded.grammars, _template_kwargs(job.think) if template.supports_thinking else {})
+    replies = None
+    if job.messages is not None:
+        replies = loaded.replies if job.template is None else ReplyStyle(job.template, loaded.llm.tokenizer)
+    kwargs = _template_kwargs(job.think) if template.supports_thinking else {}
+    return Style(job, loaded.grammars, replies, kwargs)
 
 
 def _template_kwargs(think: bool | str | None) -> dict[str, Any]:
