@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -173,8 +174,15 @@ class LLM:
         params: SamplingParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> Completion:
-        """Answer a conversation through the model's chat template."""
-        return self.submit(self.template.encode(list(messages), tools=tools), params).result()
+        """Answer a conversation through the model's chat template; `reasoning` and `tool_calls` are told apart from
+        the text as the model's family writes them."""
+        from edgellm.chat.tools import ReplyStyle, read_reply
+
+        ids = self.template.encode(list(messages), tools=tools)
+        style = ReplyStyle(self.template.source, self.tokenizer)
+        done = self.submit(ids, params, show=style.shown).result()
+        text, reasoning, calls = read_reply(done.text, style.parser(ids, tools))
+        return replace(done, text=text, reasoning=reasoning, tool_calls=calls)
 
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Logits of every position, float32 (len(ids), vocab)."""

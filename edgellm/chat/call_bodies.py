@@ -197,7 +197,7 @@ def _from_object(value: Any) -> Call | None:
     if isinstance(value.get("function"), dict):
         value = value["function"]
     name = value.get("name") or value.get("tool_name") or value.get("function")
-    arguments = next((value[key] for key in ("arguments", "parameters") if key in value), {})
+    arguments: Any = next((value[key] for key in ("arguments", "parameters") if key in value), {})
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments, strict=False) if arguments.strip() else {}

@@ -178,7 +178,8 @@ class GrammarCompiler:
 
         if not self.end_ids:
             raise GrammarError("this model has no end token, so no grammar can end")
-        return LLTokenizer(_Wrapper(self._tokenizer), eos_token=self.end_ids)
+        view: Any = _Vocabulary(self._tokenizer)
+        return LLTokenizer(view, eos_token=self.end_ids)
 
     @cached_property
     def blank_ids(self) -> npt.NDArray[np.int64]:
@@ -190,7 +191,7 @@ class GrammarCompiler:
         return np.array(found, np.int64)
 
 
-class _Wrapper:
+class _Vocabulary:
     """What llguidance asks of a tokenizer."""
 
     is_tokenizer_wrapper = True

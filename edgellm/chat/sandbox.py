@@ -91,7 +91,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        for block in (*tree.find_all(nodes.For), *tree.find_all(nodes.Macro)):
+        blocks: list[nodes.For | nodes.Macro] = [*tree.find_all(nodes.For), *tree.find_all(nodes.Macro)]
+        for block in blocks:
             tick = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None)
             block.body.insert(0, nodes.ExprStmt(tick, lineno=block.lineno))
         _replace_concats(tree)
@@ -167,10 +168,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return str(separator).join(texts)
 
     def _replace(self, text: Any, old: str, new: str, count: int | None = None) -> str:
-        text, old, new = str(text), str(old), str(new)
-        times = text.count(old) if count is None or count < 0 else min(text.count(old), count)
-        self.check_size(len(text) + times * max(len(new) - len(old), 0))
-        return text.replace(old, new, -1 if count is None else count)
+        whole, old, new = str(text), str(old), str(new)
+        times = whole.count(old) if count is None or count < 0 else min(whole.count(old), count)
+        self.check_size(len(whole) + times * max(len(new) - len(old), 0))
+        return whole.replace(old, new, -1 if count is None else count)
 
     def _percent(self, text: str, values: Any) -> str:
         if re.search(r"%[^a-zA-Z%]*(\d{4}|\*)", text):

@@ -12,7 +12,7 @@ from edgellm.chat.harmony import HARMONY_MARKS, HarmonyParser
 from edgellm.chat.reply import Parser, Piece, PlainParser, TagParser
 from edgellm.tokenizer import Tokenizer
 
-__all__ = ["Parser", "Piece", "ReplyStyle"]
+__all__ = ["Parser", "Piece", "ReplyStyle", "read_reply"]
 
 _TAIL = 64
 """Tokens at the end of a prompt among which an opening tag is looked for."""
@@ -76,3 +76,11 @@ class ReplyStyle:
 
     def _prompt_tail(self, prompt_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(prompt_ids[-_TAIL:], special=True)
+
+
+def read_reply(text: str, parser: Parser) -> tuple[str, str, list[dict[str, Any]]]:
+    """A whole reply's content, reasoning and tool calls, these in the form that messages carry them."""
+    pieces = [*parser.push(text), *parser.finish()]
+    calls = [call for piece in pieces for call in piece.calls]
+    shaped = [{"type": "function", "function": {"name": name, "arguments": values}} for name, values in calls]
+    return "".join(p.content for p in pieces), "".join(p.thinking for p in pieces), shaped

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from edgellm import SamplingParams
 from edgellm.chat.grammar import Lead
 from edgellm.chat.harmony import HARMONY_MARKS
 from edgellm.chat.reply import PlainParser
 from edgellm.chat.tools import ReplyStyle
 from edgellm.tokenizer import from_metadata
-from tests.chat.test_reply import ARGUMENTS, TOOLS
+from tests.chat.test_reply import ARGUMENTS, JSON, TOOLS
+from tests.support.scripted import scripted_llm
 from tests.tokenizer.vocabs import smollm2
 
 
@@ -79,3 +81,14 @@ def test_plain_families_and_requests_without_tools():
     assert isinstance(hermes.parser([1]), PlainParser)
     assert run(hermes, tokenizer, [1], "<tool_call>{}</tool_call>", None)[0] == "<tool_call>{}</tool_call>"
     assert hermes.lead([1]) is None
+
+
+def test_the_python_api_tells_reasoning_and_calls_apart():
+    reply = f"<think>hm</think>\nOk.<tool_call>{JSON}</tool_call>"
+    with scripted_llm(reply) as llm:
+        llm.template.source = "<tool_call> tools <think> </think>"
+        done = llm.chat([{"role": "user", "content": "x"}], SamplingParams(temperature=0), tools=TOOLS)
+        assert (done.text, done.reasoning) == ("Ok.", "hm")
+        assert done.tool_calls == [{"type": "function", "function": {"name": "get_time", "arguments": ARGUMENTS}}]
+        plain = llm.chat([{"role": "user", "content": "x"}], SamplingParams(temperature=0))
+        assert plain.text == f"Ok.<tool_call>{JSON}</tool_call>" and plain.tool_calls == []

@@ -41,7 +41,10 @@ class ByteTokenizer:
     def encode(self, text: str, special: bool = False, bos: bool | None = None) -> list[int]:
         return [b for b in text.encode() if b]
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def split_specials(self, text: str) -> list[str | int]:
+        return [text]
+
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
 
     def token_bytes(self, id: int) -> bytes:
