@@ -45,7 +45,7 @@ def bits(data: Bytes) -> Bytes:
 def _planes(data: Bytes, run: int, width: int) -> Bytes:
     """`width`-bit numbers (n, -1, run): runs of bytes hold the first `run` numbers in their lowest bits, and so on."""
     shifts = np.arange(0, 8, width, dtype=np.uint8).reshape(1, 1, -1, 1)
-    planes = data.reshape(len(data), -1, 1, run) >> shifts & ((1 << width) - 1)
+    planes = data.reshape(len(data), -1, 1, run) >> shifts & np.uint8((1 << width) - 1)
     return planes.reshape(len(data), -1, run)
 
 
@@ -100,7 +100,8 @@ def _q3_k(b: Bytes) -> Floats:
     scale = f16(b, 108) * ((low | high << 4).astype(np.float32) - 32)
     has_high_bit = _planes(b[:, :32], 32, 1).astype(np.float32)
     q = _planes(b[:, 32:96], 32, 2).astype(np.float32) - 4 * (1 - has_high_bit)
-    return (scale[:, :, None] * q.reshape(len(b), 16, 16)).reshape(len(b), 256)
+    weights: Floats = scale[:, :, None] * q.reshape(len(b), 16, 16)
+    return weights.reshape(len(b), 256)
 
 
 def _scale_min(b: Bytes) -> tuple[Floats, Floats]:

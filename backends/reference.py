@@ -101,12 +101,12 @@ class ReferenceBackend(Backend):
         return y if bias is None else y + bias.values()
 
     def rms_norm(self, x: Floats, weight: ReferenceWeight | None, eps: float) -> Floats:
-        y = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps))
+        y: Floats = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps))
         return y if weight is None else y * weight.values()
 
     def layer_norm(self, x: Floats, weight: ReferenceWeight | None, bias: ReferenceWeight | None, eps: float) -> Floats:
         centred = x - x.mean(axis=-1, keepdims=True)
-        y = centred / np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + np.float32(eps))
+        y: Floats = centred / np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + np.float32(eps))
         y = y if weight is None else y * weight.values()
         return y if bias is None else y + bias.values()
 
@@ -165,7 +165,7 @@ class ReferenceBackend(Backend):
 
     def route(self, scores: Floats, spec: RouteSpec, bias: ReferenceWeight | None = None) -> tuple[Ints, Floats]:
         """`bias` is added to the scored values (after softmax or sigmoid); it moves the choice, not the weights."""
-        scored = {"softmax": _softmax, "sigmoid": _sigmoid, "softmax_topk": lambda s: s}[spec.scoring](scores)
+        scored = _SCORINGS[spec.scoring](scores)
         ranked = scored if bias is None else scored + bias.values()
         ids = np.argsort(-ranked, axis=-1, kind="stable")[:, : spec.n_used].astype(np.int32)
         weights = np.take_along_axis(scored, ids, axis=-1)
@@ -222,7 +222,8 @@ def _attend(q: Floats, k: Floats, v: Floats, seen: npt.NDArray[np.bool_], spec: 
     if spec.sinks is not None:
         total = total + np.exp(sinks - top)
     weights = (weights / total).reshape(n, n_kv_heads, -1, len(k))
-    return np.einsum("nhgt,thd->nhgd", weights, v, optimize=True).reshape(n, n_heads, -1)
+    out: Floats = np.einsum("nhgt,thd->nhgd", weights, v, optimize=True)
+    return out.reshape(n, n_heads, -1)
 
 
 def _softcap(x: Floats, cap: float) -> Floats:
@@ -230,23 +231,23 @@ def _softcap(x: Floats, cap: float) -> Floats:
 
 
 def _softmax(x: Floats) -> Floats:
-    e = np.exp(x - x.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
+    e: Floats = np.exp(x - x.max(axis=-1, keepdims=True))
+    return np.asarray(e / e.sum(axis=-1, keepdims=True), np.float32)
 
 
 def _sigmoid(x: Floats) -> Floats:
     with np.errstate(over="ignore"):
-        return 1 / (1 + np.exp(-x))
+        return np.asarray(1 / (1 + np.exp(-x)), np.float32)
 
 
 def _gelu(x: Floats) -> Floats:
     erf = np.frompyfunc(math.erf, 1, 1)(x / np.float32(math.sqrt(2))).astype(np.float32)
-    return np.float32(0.5) * x * (1 + erf)
+    return np.asarray(np.float32(0.5) * x * (1 + erf), np.float32)
 
 
 def _gelu_tanh(x: Floats) -> Floats:
     inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
-    return np.float32(0.5) * x * (1 + np.tanh(inner))
+    return np.asarray(np.float32(0.5) * x * (1 + np.tanh(inner)), np.float32)
 
 
 _ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
@@ -255,4 +256,10 @@ _ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
     "gelu_tanh": _gelu_tanh,
     "relu": lambda x: np.maximum(x, np.float32(0)),
     "tanh": np.tanh,
+}
+
+_SCORINGS: dict[str, Callable[[Floats], Floats]] = {
+    "softmax": _softmax,
+    "sigmoid": _sigmoid,
+    "softmax_topk": lambda scores: scores,
 }

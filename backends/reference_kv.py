@@ -80,7 +80,8 @@ class ReferenceKV(KVPages):
         return k.astype(np.float32), v.astype(np.float32)
 
     def read_block(self, block: int) -> bytes:
-        return self.k[block].tobytes() + self.v[block].tobytes()
+        data: bytes = self.k[block].tobytes() + self.v[block].tobytes()
+        return data
 
     def write_block(self, block: int, data: bytes) -> None:
         n_k = self.k[block].nbytes

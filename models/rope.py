@@ -42,7 +42,8 @@ def _yarn_kept(rope: RopeConfig) -> Doubles:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.n_dims - 1)
     ramp = (np.arange(rope.n_dims // 2) - low) / max(high - low, 0.001)
-    return 1 - np.clip(ramp, 0, 1)
+    kept: Doubles = 1 - np.clip(ramp, 0, 1)
+    return kept
 
 
 def rope_spec(rope: RopeConfig, divisors: list[npt.NDArray[np.float32]] | None = None) -> RopeSpec:

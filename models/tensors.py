@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -75,12 +76,12 @@ class Tensors:
     def array(self, name: str, *shape: int) -> npt.NDArray[np.float32]:
         """A small F32 or F16 table that is needed while the model is built, as float32."""
         tensor = self.find(name, *shape)
-        dtypes = {GGMLType.F32: np.dtype(np.float32), GGMLType.F16: np.dtype(np.float16)}
+        dtypes: dict[GGMLType, np.dtype[Any]] = {GGMLType.F32: np.dtype("<f4"), GGMLType.F16: np.dtype("<f2")}
         if tensor.type not in dtypes:
             raise UnsupportedModel(f"tensor {self.prefix + name} must be F32 or F16, not {tensor.type.name}")
         self.loaded[self.prefix + name] = None
-        data = np.ascontiguousarray(tensor.data).view(dtypes[tensor.type])
-        return data.reshape(shape).astype(np.float32)
+        values: npt.NDArray[np.float32] = np.ascontiguousarray(tensor.data).view(dtypes[tensor.type]).astype(np.float32)
+        return values.reshape(shape)
 
     def check_all_used(self, arch: str) -> None:
         """Raise UnsupportedModel naming the first tensor no layer took: running without it would answer wrongly."""

@@ -13,7 +13,7 @@ from edgellm.backends.base import Backend
 from edgellm.errors import BackendUnavailable
 from edgellm.loader import open_gguf
 from edgellm.models.registry import load_model
-from tests.support.goldens import DATA, Golden
+from tests.support.goldens import DATA, Golden, skip_without_experts
 from tests.support.models import Runner
 
 TOLERANCE = 5e-4
@@ -21,7 +21,6 @@ OURS = sorted(folder.name for folder in (DATA / "goldens").iterdir() if folder.n
 """Made by tests/golden_tools; each also runs in llama.cpp, see `Case.llamacpp` there."""
 SHARED = ["llama", "mistral", "gemma2", "gemma3", "qwen2", "qwen3", "qwen3_yarn", "phi3", "phi3_swa", "smollm3"]
 SHARED += ["qwen3moe"]
-MIXTURES = {"mixtral", "qwen2moe", "qwen3moe", "olmoe", "gpt-oss"}
 QUANT_TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_S", "Q4_K_M", "Q5_K_M", "Q6_K"]
 QUANT_TYPES += ["IQ4_NL", "IQ4_XS"]
 
@@ -41,8 +40,7 @@ def runner(path: Path, backend: Backend, kv_type: str = "f32") -> Runner:
 
 
 def check_golden(golden: Golden, backend: Backend) -> None:
-    if golden.name in MIXTURES and backend.name == "cpu" and not hasattr(backend, "experts"):
-        pytest.skip("the CPU backend has no kernels for experts yet")
+    skip_without_experts(golden.name, backend)
     run = runner(golden.path(), backend)
     for i in range(3):
         assert np.abs(run.logits(golden.ids(i)) - golden.logits(i)).max() < TOLERANCE
