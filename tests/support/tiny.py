@@ -23,7 +23,7 @@ from edgellm.models.tensors import Tensors
 from edgellm.quants import GGMLType, QTensor
 from tests.support.bpe import MERGES, byte_tokens
 
-__all__ = ["CHATML", "EOS_ID", "IM_END_ID", "IM_START_ID", "tiny_gguf"]
+__all__ = ["CHATML", "EOS_ID", "IM_END_ID", "IM_START_ID", "RandomTensors", "byte_tokens", "tiny_gguf", "write_gguf"]
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 EOS_ID, IM_START_ID, IM_END_ID = 0, 1, 2
@@ -127,7 +127,7 @@ def tiny_gguf(
     config = registry.config_from_metadata(values)
     tensors = RandomTensors({}, ReferenceBackend(), optional_names=frozenset(optional), seed=seed)
     registry.model_class(arch)(config, tensors)
-    _write(Path(path), arch, values, tensors.made, quant)
+    write_gguf(Path(path), arch, values, tensors.made, quant)
     return Path(path)
 
 
@@ -142,7 +142,7 @@ def _expert_keys(arch: str, ffn_dim: int, n_experts: int, n_used: int) -> dict[s
     }
 
 
-def _write(path: Path, arch: str, values: Mapping[str, Any], tensors: Mapping[str, np.ndarray], quant: str) -> None:
+def write_gguf(path: Path, arch: str, values: Mapping[str, Any], tensors: Mapping[str, np.ndarray], quant: str) -> None:
     writer = gguf.GGUFWriter(path, arch)
     for key, value in values.items():
         if key == "general.architecture":
