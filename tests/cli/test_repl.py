@@ -39,7 +39,8 @@ class Terminal:
         self.child.delaybeforesend = None
 
     def ready(self) -> None:
-        """Wait for the prompt."""
+        """Wait for a new prompt: it begins with marking pastes, which drawing the line again does not."""
+        self.child.expect_exact("\x1b[?2004h")
         self.child.expect_exact(">>> ")
 
     def type(self, keys: str) -> None:
