@@ -17,7 +17,6 @@ from tests.support.goldens import DATA, Golden
 from tests.support.models import Runner, make_batch
 from tests.support.real import real_model
 
-
 BOUNDS = {"1": (0.5, 1.2), "64": (0.15, 0.7), "256": (0.15, 0.7)}
 """Median and largest |difference| of logprobs per position: llama.cpp's rounding to 8 bits is loudest after two tokens,
 where gemma's float32 logits differ by 0.26 (median) already."""
