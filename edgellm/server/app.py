@@ -14,7 +14,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edgellm.errors import EdgeLLMError
-from edgellm.server import ollama_models, ollama_routes, openai_routes, pages, store_routes
+from edgellm.server import (
+    anthropic_wire,
+    ollama_models,
+    ollama_routes,
+    ollama_wire,
+    openai_routes,
+    openai_wire,
+    pages,
+    responses_wire,
+    store_routes,
+)
 from edgellm.server.bridge import Bridge
 from edgellm.server.catalog import Catalog, ModelRecord
 from edgellm.server.errors import on_error, on_http_error
@@ -79,8 +89,8 @@ def _endpoints() -> list[Endpoint]:
         Endpoint("GET", "/api/tags", models.tags),
         Endpoint("GET", "/api/ps", models.ps),
         Endpoint("POST", "/api/show", models.show, models.NameBody),
-        Endpoint("POST", "/api/generate", ollama.generate, ollama.GenerateBody),
-        Endpoint("POST", "/api/chat", ollama.chat, ollama.ChatBody),
+        Endpoint("POST", "/api/generate", ollama.generate, ollama_wire.GenerateBody),
+        Endpoint("POST", "/api/chat", ollama.chat, ollama_wire.ChatBody),
         Endpoint("POST", "/api/embed", ollama.embed_route, ollama.EmbedBody),
         Endpoint("POST", "/api/embeddings", ollama.embeddings, ollama.EmbeddingsBody),
         Endpoint("POST", "/api/copy", models.copy, models.CopyBody),
@@ -94,11 +104,11 @@ def _endpoints() -> list[Endpoint]:
         Endpoint("POST", "/api/signout", models.me),
         Endpoint("GET", "/v1/models", openai.models),
         Endpoint("GET", "/v1/models/{name:path}", openai.model),
-        Endpoint("POST", "/v1/chat/completions", openai.chat_completions, openai.ChatBody),
-        Endpoint("POST", "/v1/completions", openai.completions, openai.CompletionBody),
+        Endpoint("POST", "/v1/chat/completions", openai.chat_completions, openai_wire.ChatBody),
+        Endpoint("POST", "/v1/completions", openai.completions, openai_wire.CompletionBody),
         Endpoint("POST", "/v1/embeddings", openai.embeddings, openai.EmbeddingsBody),
-        Endpoint("POST", "/v1/responses", openai.responses, openai.ResponsesBody),
-        Endpoint("POST", "/v1/messages", openai.messages, openai.MessagesBody),
+        Endpoint("POST", "/v1/responses", openai.responses, responses_wire.ResponsesBody),
+        Endpoint("POST", "/v1/messages", openai.messages, anthropic_wire.MessagesBody),
     ]
 
 

@@ -52,7 +52,8 @@ async def read_body(request: Request, limit: int, timeout: float) -> bytes:
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > limit:
         raise BodyTooLarge(f"the request body has {length} bytes, the limit is {limit}")
-    parts, size = [], 0
+    parts: list[bytes] = []
+    size = 0
     stream = request.stream().__aiter__()
     while True:
         try:
@@ -84,7 +85,7 @@ async def read_json(request: Request) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError(f"the request body must be a JSON object, not {type(value).__name__}")
     # A lone surrogate has no UTF-8 form: as in Go, it becomes U+FFFD.
-    return _mended(value) if b"\\ud" in raw.lower() else value  # type: ignore[no-any-return]
+    return _mended(value) if b"\\ud" in raw.lower() else value
 
 
 def _no_constant(name: str) -> NoReturn:

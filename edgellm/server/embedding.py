@@ -55,7 +55,7 @@ def embed(
 
 def _ids(llm: Any, item: str | Sequence[int], limit: int, truncate: bool) -> list[int]:
     if isinstance(item, str):
-        ids = llm.tokenizer.encode(item, special=False)
+        ids: list[int] = llm.tokenizer.encode(item, special=False)
     else:
         ids = list(item)
         if any(not 0 <= token < llm.tokenizer.vocab_size for token in ids):
@@ -75,4 +75,4 @@ def _cut(ids: list[int], limit: int, tokenizer: Any) -> list[int]:
 
 def _unit(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     length = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
-    return (vectors / np.maximum(length, 1e-12)).astype(np.float32)
+    return np.asarray(vectors / np.maximum(length, 1e-12), np.float32)

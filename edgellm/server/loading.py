@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-from typing import Any
+from typing import TYPE_CHECKING
 
 from edgellm.errors import MemoryBudgetError
-from edgellm.memory import make_plan
+from edgellm.memory import make_plan, private_bytes
 from edgellm.server.catalog import ModelRecord
 from edgellm.server.settings import ServerSettings
 
+if TYPE_CHECKING:
+    from edgellm.llm import LLM
+
 __all__ = ["Loader"]
 
-_log = logging.getLogger("edgellm.server")
+_CONTEXTS = 8
+"""Without a given budget a model's cache holds this many whole contexts at most: it need not fill the machine."""
 
 
 class Loader:
@@ -22,7 +25,7 @@ class Loader:
         self.settings = settings
         self.budget = budget
 
-    def __call__(self, record: ModelRecord, room: int) -> tuple[Any, int]:
+    def __call__(self, record: ModelRecord, room: int) -> tuple[LLM, int]:
         """The model, loaded within `room` bytes, and the bytes it may take.
 
         Raises MemoryBudgetError, GGUFError, UnsupportedModel and the like.
@@ -31,9 +34,20 @@ class Loader:
 
         settings = self.settings
         memory = self._share(record, room)
-        draft = record.draft if settings.draft is None else settings.draft
-        options = {"backend": settings.backend, "threads": settings.threads, "kv_type": settings.kv_type}
-        llm = LLM(record.path, ctx=settings.ctx, draft=draft, memory=memory, **options, **settings.extra)
+        draft = settings.draft or (str(record.draft) if record.draft is not None else None)
+        llm = LLM(
+            record.path,
+            backend=settings.backend,
+            ctx=settings.ctx,
+            draft=draft,
+            threads=settings.threads,
+            memory=memory,
+            kv_type=settings.kv_type,
+            template=record.template,
+            max_seqs=settings.max_seqs or 64,
+            max_waiting=settings.max_queue,
+            **settings.extra,
+        )
         return llm, memory
 
     def _share(self, record: ModelRecord, room: int) -> int:
@@ -47,9 +61,11 @@ class Loader:
             config = registry.config_from_metadata(gguf.metadata)
             weights = gguf.nbytes
         ctx = min(self.settings.ctx or config.context_length, config.context_length)
-        if make_plan(config, weights, self.settings.kv_type, ctx, room // 2).fits:
-            return room // 2
-        plan = make_plan(config, weights, self.settings.kv_type, ctx, room)
-        if not plan.fits and room < self.budget:
+        runtime = private_bytes()
+        plan = make_plan(config, weights, self.settings.kv_type, ctx, room // 2, runtime_bytes=runtime)
+        if plan.fits:
+            enough = plan.total_bytes + (_CONTEXTS - 1) * plan.kv_bytes
+            return room // 2 if self.settings.memory is not None else min(room // 2, enough)
+        if plan.total_bytes > room and room < self.budget:
             raise MemoryBudgetError(f"{record.name} needs {plan.total_bytes} bytes but {room} are free")
         return room

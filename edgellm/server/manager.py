@@ -58,7 +58,7 @@ class LoadedModel:
     @cached_property
     def replies(self) -> ReplyStyle:
         """How its family writes thoughts and tool calls."""
-        return ReplyStyle(self.record.template or self.llm.template.source, self.llm.tokenizer)
+        return ReplyStyle(self.llm.template.source, self.llm.tokenizer)
 
 
 @dataclass(eq=False)
@@ -94,7 +94,7 @@ class ModelManager:
         settings: ServerSettings,
         load: Callable[[ModelRecord, int], tuple[Any, int]],
         budget: int,
-        clock: Clock = time,  # type: ignore[assignment]  # the module has both functions
+        clock: Clock = time,
     ):
         self.settings = settings
         self.budget = budget

@@ -38,20 +38,20 @@ class Metrics:
 
     def __init__(self, manager: ModelManager):
         self.registry = CollectorRegistry()
-        per_model = {"labelnames": ("model",), "registry": self.registry}
-        self.requests = Counter(
-            "edgellm_requests", "Answers to HTTP requests", ("path", "status"), registry=self.registry
-        )
-        self.prompt_tokens = Counter("edgellm_prompt_tokens", "Prompt tokens, cached ones included", **per_model)
-        self.cached_tokens = Counter("edgellm_cached_tokens", "Prompt tokens found in the prefix cache", **per_model)
-        self.new_tokens = Counter("edgellm_generated_tokens", "Tokens generated", **per_model)
-        self.ends = Counter("edgellm_finished", "Finished answers", ("model", "reason"), registry=self.registry)
-        self.ttft = Histogram(
-            "edgellm_time_to_first_token_seconds", "From request to first token", buckets=_SECONDS, **per_model
-        )
-        self.tpot = Histogram(
-            "edgellm_time_per_output_token_seconds", "Mean gap between tokens", buckets=_SECONDS, **per_model
-        )
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"edgellm_{name}", text, labels, registry=self.registry)
+
+        def histogram(name: str, text: str) -> Histogram:
+            return Histogram(f"edgellm_{name}", text, ("model",), registry=self.registry, buckets=_SECONDS)
+
+        self.requests = counter("requests", "Answers to HTTP requests", "path", "status")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens, cached ones included", "model")
+        self.cached_tokens = counter("cached_tokens", "Prompt tokens found in the prefix cache", "model")
+        self.new_tokens = counter("generated_tokens", "Tokens generated", "model")
+        self.ends = counter("finished", "Finished answers", "model", "reason")
+        self.ttft = histogram("time_to_first_token_seconds", "From request to first token")
+        self.tpot = histogram("time_per_output_token_seconds", "Mean gap between tokens")
         self.registry.register(_EngineCollector(manager))
 
     def finished(self, model: str, finish: Finish, ttft: float) -> None:
@@ -113,5 +113,5 @@ def measured_bytes(model: LoadedModel) -> int:
         return model.record.size
     config = model.llm.engine.config
     sizes = block_bytes(model.llm.config, config.kv_type, config.block_size)
-    rows = (size * (group["used"] + group["cached"]) for size, group in zip(sizes, groups, strict=True))
-    return model.record.size + sum(rows)
+    blocks = [int(group["used"] + group["cached"]) for group in groups]
+    return model.record.size + sum(n * size for n, size in zip(blocks, sizes, strict=True))

@@ -20,7 +20,8 @@ from edgellm.server.replies import JSONReply
 from edgellm.server.serving import find_model
 from edgellm.server.state import ServerState
 
-__all__ = ["OLLAMA_VERSION", "copy", "delete", "me", "ps", "push", "root", "show", "status", "tags", "version"]
+__all__ = ["OLLAMA_VERSION", "CopyBody", "NameBody", "copy", "delete", "me"]
+__all__ += ["ps", "push", "root", "show", "status", "tags", "version"]
 
 OLLAMA_VERSION = "0.33.0"
 """The version of Ollama whose API this is; clients compare it with the one they need."""

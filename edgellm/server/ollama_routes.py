@@ -20,7 +20,7 @@ from edgellm.server.replies import JSONReply, attended
 from edgellm.server.serving import answer, find_model, refuse_while_draining
 from edgellm.server.state import ServerState
 
-__all__ = ["chat", "embed_route", "embeddings", "generate"]
+__all__ = ["EmbedBody", "EmbeddingsBody", "chat", "embed_route", "embeddings", "generate"]
 
 
 class EmbedBody(Wire):

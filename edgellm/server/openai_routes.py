@@ -23,7 +23,8 @@ from edgellm.server.responses_wire import ResponsesBody, responses_job
 from edgellm.server.serving import answer, find_model, refuse_while_draining
 from edgellm.server.state import ServerState
 
-__all__ = ["chat_completions", "completions", "embeddings", "messages", "model", "models", "responses"]
+__all__ = ["EmbeddingsBody", "chat_completions", "completions", "embeddings"]
+__all__ += ["messages", "model", "models", "responses"]
 
 
 class EmbeddingsBody(Wire):

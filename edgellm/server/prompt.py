@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 from typing import Any
 
+from edgellm.chat.template import ChatTemplate
 from edgellm.errors import ContextLengthError, RequestError
+from edgellm.hub.modelfile import check_template
 from edgellm.server.catalog import ModelRecord
 from edgellm.server.job import Job
 from edgellm.server.truncate import fit_turns
@@ -15,7 +16,6 @@ from edgellm.server.truncate import fit_turns
 __all__ = ["build_prompt", "chat_turns", "fim_ids"]
 
 _log = logging.getLogger("edgellm.server")
-_GO_TEMPLATE = re.compile(r"{{-?\s*(\.[A-Z]|(if|range|with|end|else|define|template)\b)")
 _FIM = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
@@ -40,7 +40,7 @@ def build_prompt(
         ids = _plain_ids(job, llm)
     else:
         turns = chat_turns(job, record)
-        template = _template(job, record, llm)
+        template = _template(job, llm)
         ids = _chat_ids(turns, job, template, kwargs)
         if len(ids) >= limit and job.truncate:
             return _cut(turns, ids, job, template, kwargs, limit)
@@ -63,16 +63,12 @@ def chat_turns(job: Job, record: ModelRecord) -> list[dict[str, Any]]:
     return [*first, *({**message} for message in record.messages), *given]
 
 
-def _template(job: Job, record: ModelRecord, llm: Any) -> Any:
-    """The request's own template, the stored one, or the file's."""
-    source = job.template or record.template
-    if source is None:
+def _template(job: Job, llm: Any) -> Any:
+    """The request's own template, or the model's."""
+    if job.template is None:
         return llm.template
-    if _GO_TEMPLATE.search(source):
-        raise RequestError("the template is a Go template; edgellm reads Jinja templates only")
-    from edgellm.chat.template import ChatTemplate
-
-    return ChatTemplate(source, llm.tokenizer)
+    check_template(job.template)
+    return ChatTemplate(job.template, llm.tokenizer)
 
 
 def _chat_ids(turns: list[dict[str, Any]], job: Job, template: Any, kwargs: Mapping[str, Any]) -> list[int]:
