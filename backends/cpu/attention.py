@@ -42,6 +42,7 @@ from edgellm.backends.cpu.simd import (
     max_f32x16,
     maximum,
     mul,
+    prefetch,
     registers,
     splat_f32x8,
     splat_f32x16,
@@ -63,6 +64,8 @@ BARELY = np.float32(-1e29)
 ROWS_AT_ONCE = 8 if ISA == "avx512" else 3
 """Rows whose sums are kept in registers for prompts: each row takes two f32x16."""
 REGISTERS = 24 if ISA in ("avx512", "neon") else 12
+AHEAD = 2
+"""Blocks between a prefetch and its use."""
 HALVES = 1 if ISA == "avx512" else 4 if ISA in ("neon", "scalar") else 2
 """Machine registers of one f32x16."""
 ITEM = {"f32": 4, "f16": 2, "q8_0": 1}
@@ -79,12 +82,15 @@ def _scores(kv_type: str, k_dim: int, rows: int) -> Any:
     item, load = ITEM[kv_type], LOADS[kv_type]
     scaled = kv_type == "q8_0"
 
-    def scores(k: int, q: int, out: int, scales: int) -> None:
+    def scores(k: int, q: int, out: int, scales: int, ahead: int) -> None:
         low, high = registers(rows), registers(rows)
         for r in unroll(rows):
             low[r] = splat_f32x16(ZERO)
             high[r] = splat_f32x16(ZERO)
         for d in range(k_dim):
+            prefetch(ahead + BLOCK_SIZE * item * d)
+            if kv_type == "f32":
+                prefetch(ahead + BLOCK_SIZE * item * d + 64)
             k0, k1 = load(k + BLOCK_SIZE * item * d), load(k + BLOCK_SIZE * item * d + 16 * item)
             if scaled:
                 at = scales + 2 * BLOCK_SIZE * (d // GROUP)
@@ -151,9 +157,13 @@ def _values(kv_type: str, v_dim: int, rows: int, columns: int) -> Any:
             acc[i] = splat_f32x16(ZERO)
         for block in range(first // BLOCK_SIZE, (last + BLOCK_SIZE - 1) // BLOCK_SIZE):
             base = blocks + stride * load_i32(table + 4 * block)
+            later = min(block + AHEAD, (last - 1) // BLOCK_SIZE)
+            ahead = blocks + stride * load_i32(table + 4 * later)
             start = block * BLOCK_SIZE
             for j in range(max(first, start), min(last, start + BLOCK_SIZE)):
                 v = base + item * (v_dim * (j - start) + dim)
+                for line in unroll((v_dim * item + 63) // 64):
+                    prefetch(ahead + item * v_dim * (j - start) + 64 * line)
                 value = registers(columns)
                 for c in unroll(columns):
                     value[c] = load(v + 16 * item * c)
@@ -255,8 +265,17 @@ def tile_kernel(kv_type: str, k_dim: int, v_dim: int, group: int, rows: int) -> 
         pairs = n_rows * group
         for block in range(first_block, n // BLOCK_SIZE):
             k = base + arg(args, 8) * load_i32(table + 4 * block)
+            # What is needed AHEAD blocks later: K, then the first V.
+            later = block + AHEAD
+            ahead = k
+            if later < n // BLOCK_SIZE:
+                ahead = base + arg(args, 8) * load_i32(table + 4 * later)
+            elif later - n // BLOCK_SIZE + first_block < n // BLOCK_SIZE:
+                later = later - n // BLOCK_SIZE + first_block
+                ahead = base + arg(args, 8) * load_i32(table + 4 * later) + arg(args, 10)
             for r in range(0, pairs, rows):
-                scores(k, q + 4 * k_dim * r, s + 4 * (PARTITION * r + BLOCK_SIZE * block), k + arg(args, 11))
+                at = s + 4 * (PARTITION * r + BLOCK_SIZE * block)
+                scores(k, q + 4 * k_dim * r, at, k + arg(args, 11), ahead)
         first = first_block * BLOCK_SIZE
         cap = float_of_bits(arg(args, 15))
         for i in range(n_rows):

@@ -27,6 +27,8 @@ SHARE = 4
 """A tile may be 1 / (SHARE * threads) of the step's work before it is split."""
 
 Ints = npt.NDArray[np.int64]
+Placed = tuple[int, int, int, int, int, int]
+"""A tile (see `Plan._tiles`) and the slot of its first partial result, -1 when it is not split."""
 
 
 @dataclass
@@ -54,6 +56,7 @@ class Plan:
         self.combine = self._new()
         self.combine_ops: list[int] = []
         self.cell: Ints = np.zeros(1, np.int64)
+        self._laid: list[tuple[int, int, int, int, int]] = []
         self._partials: npt.NDArray[Any] = np.zeros(0, np.uint8)
 
     def _new(self) -> Ints:
@@ -68,38 +71,51 @@ class Plan:
         return self.cell.ctypes.data, 8
 
     def fill(self, batch: Batch) -> None:
-        """Lay out the units of this batch."""
-        tiles, many = self._tiles(batch)
-        cost = tiles[:, 1] * (tiles[:, 4] - tiles[:, 3])
-        limit = max(1.0, float(cost.sum()) * self._heads / (SHARE * self._threads))
-        split = (cost * 1.0 > limit) & (tiles[:, 4] - tiles[:, 3] > 1)
-        sizes = np.where(split, cost * self._heads * self._group, 0)
-        tiles[:, 5] = np.where(split, np.cumsum(sizes) - sizes, -1)
-        self._reserve(int(sizes.sum()))
-        self._lay(self.few, tiles[~many])
+        """Lay out the units of this batch; nothing to do while no sequence has reached its next partition."""
+        tiles = self._tiles(batch)
+        if tiles == self._laid:
+            return
+        self._laid = tiles
+        costs = [rows * (end - begin) for _, rows, _, begin, end in tiles]
+        limit = max(1.0, sum(costs) * self._heads / (SHARE * self._threads))
+        slots, few, many, split = 0, [], [], []
+        for tile, cost in zip(tiles, costs, strict=True):
+            apart = cost > limit and tile[4] - tile[3] > 1
+            placed = (*tile, slots if apart else -1)
+            (many if tile[1] > self.few.rows or self._crowded(batch, tile[2]) else few).append(placed)
+            if apart:
+                split.append(placed)
+                slots += cost * self._heads * self._group
+        self._reserve(slots)
+        self._lay(self.few, few)
         if self.many is not None:
-            self._lay(self.many, tiles[many])
-        self._lay_combine(tiles[split])
+            self._lay(self.many, many)
+        self._lay_combine(split)
 
-    def _tiles(self, batch: Batch) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """(first row, rows, sequence, first partition, end partition, slot or -1) and: many rows?"""
-        found, kinds = [], []
-        for s in range(batch.n_seqs):
-            start, stop = int(batch.seq_starts[s]), int(batch.seq_starts[s + 1])
-            many = stop - start > FEW
-            size = self._tile if many else FEW
+    def _crowded(self, batch: Batch, sequence: int) -> bool:
+        """Whether a sequence has more rows in this step than the kernel for few rows is meant for."""
+        return int(batch.seq_starts[sequence + 1] - batch.seq_starts[sequence]) > FEW
+
+    def _tiles(self, batch: Batch) -> list[tuple[int, int, int, int, int]]:
+        """First row, number of rows, sequence, first partition, end partition."""
+        starts, lengths = batch.seq_starts.tolist(), batch.context_lens.tolist()
+        tiles = []
+        for s, length in enumerate(lengths):
+            start, stop = starts[s], starts[s + 1]
+            size = self._tile if stop - start > FEW else FEW
             for first in range(start, stop, size):
                 n = min(size, stop - first)
-                low, high = int(batch.positions[first]), int(batch.positions[first + n - 1])
-                begin = max(0, low - self._window + 1) // PARTITION if self._window and self._causal else 0
-                last = high if self._causal else int(batch.context_lens[s]) - 1
-                found.append((first, n, s, begin, last // PARTITION + 1, -1))
-                kinds.append(many)
-        return np.array(found, np.int64).reshape(-1, 6), np.array(kinds, bool)
+                low, high = 0, length - 1
+                if self._causal:
+                    high = int(batch.positions[first + n - 1])
+                    if self._window:
+                        low = max(0, int(batch.positions[first]) - self._window + 1)
+                tiles.append((first, n, s, low // PARTITION, high // PARTITION + 1))
+        return tiles
 
-    def _lay(self, target: Tiles, tiles: Ints) -> None:
+    def _lay(self, target: Tiles, tiles: list[Placed]) -> None:
         n = 0
-        for first, rows, sequence, begin, end, slot in tiles.tolist():
+        for first, rows, sequence, begin, end, slot in tiles:
             pairs, parts = rows * self._group, end - begin
             for head in range(self._heads):
                 if slot < 0:
@@ -114,9 +130,9 @@ class Plan:
         for op in target.ops:
             self._tape.set_units(op, n)
 
-    def _lay_combine(self, tiles: Ints) -> None:
+    def _lay_combine(self, tiles: list[Placed]) -> None:
         n = 0
-        for first, rows, _, begin, end, slot in tiles.tolist():
+        for first, rows, _, begin, end, slot in tiles:
             pairs, parts = rows * self._group, end - begin
             for head in range(self._heads):
                 lines = self.combine[n : n + pairs]
