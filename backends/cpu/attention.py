@@ -238,7 +238,9 @@ def tile_kernel(kv_type: str, k_dim: int, v_dim: int, group: int, rows: int) -> 
         for i in range(n_rows):
             source = arg(args, 0) + 4 * k_dim * ((first_row + i) * arg(args, 13) + head * group)
             target = q + 4 * k_dim * group * i
-            for d in range(k_dim * group):
+            for d in range(0, k_dim * group // 8 * 8, 8):
+                store(target + 4 * d, mul(load_f32x8(source + 4 * d), splat_f32x8(scale)))
+            for d in range(k_dim * group // 8 * 8, k_dim * group):
                 store_f32(target + 4 * d, load_f32(source + 4 * d) * scale)
         for d in range(k_dim * group * n_rows, k_dim * pairs):
             store_f32(q + 4 * d, ZERO)
@@ -314,24 +316,28 @@ def tile_kernel(kv_type: str, k_dim: int, v_dim: int, group: int, rows: int) -> 
             gathered(args, first_row, n_rows, head, q, whole)
             for j in range(PARTITION * pairs, PARTITION * whole):
                 store_f32(s + 4 * j, ZERO)
-            slot = load_i64(unit + 48)
+            for r in range(pairs):
+                store_f32(m + 4 * r, NEVER)
+                store_f32(l + 4 * r, ZERO)
+            for j in range(0, padded * pairs, 16):
+                store(a + 4 * j, splat_f32x16(ZERO))
+            slot, last = load_i64(unit + 48), load_i64(unit + 40)
             if slot >= 0:
-                a = load_i64(arg(args, 3)) + 4 * slot * (padded + 2)
-                m = a + 4 * padded * pairs
-                one_partition(args, unit, load_i64(unit + 32), q, s, a_part, m, m + 4 * pairs)
-                for j in range(0, padded * pairs, 16):
-                    store(a + 4 * j, load_f32x16(a_part + 4 * j))
-            else:
-                for r in range(pairs):
-                    store_f32(m + 4 * r, NEVER)
-                    store_f32(l + 4 * r, ZERO)
-                for j in range(0, padded * pairs, 16):
-                    store(a + 4 * j, splat_f32x16(ZERO))
-                for p in range(load_i64(unit + 32), load_i64(unit + 40)):
-                    one_partition(args, unit, p, q, s, a_part, m_part, l_part)
+                last = load_i64(unit + 32) + 1
+            for p in range(load_i64(unit + 32), last):
+                one_partition(args, unit, p, q, s, a_part, m_part, l_part)
+                if slot < 0:
                     for r in range(pairs):
                         at = 4 * padded * r
                         _fold(m + 4 * r, l + 4 * r, a + at, m_part + 4 * r, l_part + 4 * r, a_part + at, padded)
+            if slot >= 0:
+                to = load_i64(arg(args, 3)) + 4 * slot * (padded + 2)
+                for j in range(0, padded * pairs, 16):
+                    store(to + 4 * j, load_f32x16(a_part + 4 * j))
+                for r in range(pairs):
+                    store_f32(to + 4 * (padded * pairs + r), load_f32(m_part + 4 * r))
+                    store_f32(to + 4 * (padded * pairs + pairs + r), load_f32(l_part + 4 * r))
+            else:
                 for i in range(n_rows):
                     for g in range(group):
                         r = i * group + g

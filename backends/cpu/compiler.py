@@ -25,6 +25,8 @@ from edgellm.backends.cpu.unroll import namespace_of, unrolled
 
 _SCALARS = {"i64": types.int64, "f32": types.float32, "void": types.void}
 _vectors: dict[str, types.Type] = {}
+LIBRARY_CALLS = set("exp exp2 exp10 log log2 log10 pow powi sin cos tan sinh cosh tanh atan atan2 sincos ldexp".split())
+"""LLVM intrinsics that become calls into libm."""
 
 
 def _numba_type(name: str) -> types.Type:
@@ -54,23 +56,46 @@ def _flags() -> compiler.Flags:
     return flags
 
 
-class _Compilation:
-    """One kernel and the helpers it calls: their Numba forms and LLVM modules."""
+class _Unit:
+    """A compiled function: Numba's result, its IR, and the units it calls."""
+
+    def __init__(self) -> None:
+        self.result: Any = None
+        self.modules: dict[str, str] = {}
+        self.calls: list[_Unit] = []
+
+    def all_modules(self) -> dict[str, str]:
+        """IR of this unit and of everything below it, by library name."""
+        found = dict(self.modules)
+        for unit in self.calls:
+            found |= unit.all_modules()
+        return found
+
+
+class _FrontEnd:
+    """Kernels and helpers to LLVM IR for one target; a helper is compiled once per argument types."""
 
     def __init__(self, target: Target):
         self.target = target
         self.forms: dict[int, Any] = {}
-        self.libraries: list[Any] = []
+        self.open: list[_Unit] = []
 
-    def compile(self, function: Callable[..., Any], args: tuple[types.Type, ...], result: types.Type | None) -> Any:
+    def compile(self, function: Callable[..., Any], args: tuple[types.Type, ...], result: types.Type | None) -> _Unit:
+        unit = _Unit()
         namespace = {name: self.form(value) for name, value in namespace_of(function).items()}
         plain = unrolled(function, namespace)
         context = cpu_target.typing_context, cpu_target.target_context
-        compiled = compiler.compile_extra(*context, plain, args, result, _flags(), {})
-        self.libraries.append(compiled.library)
-        # Python builtins (min, max, range) that Numba compiles as functions of their own.
-        self.libraries += [x for x in compiled.library._linking_libraries if x not in self.libraries]
-        return compiled
+        self.open.append(unit)
+        try:
+            unit.result = compiler.compile_extra(*context, plain, args, result, _flags(), {})
+        finally:
+            self.open.pop()
+        # Besides the function: Python builtins (min, max) that Numba compiles as functions of their own.
+        library = unit.result.library
+        for part in (library, *library._linking_libraries):
+            if part.name != "nrt":
+                unit.modules[part.name + str(id(part))] = str(part._final_module)
+        return unit
 
     def form(self, value: Any) -> Any:
         """What Numba sees in place of a global: intrinsics for Ops and helpers, everything else unchanged."""
@@ -112,7 +137,7 @@ class _Compilation:
         return intrinsic(prefer_literal=True)(_with_arity(typer, len(op.params)))
 
     def _helper(self, helper: Inline) -> Any:
-        compiled: dict[Any, Any] = {}
+        compiled: dict[Any, _Unit] = {}
 
         def typer(context: Any, *args: Any) -> Any:
             args = tuple(types.unliteral(a) for a in args)
@@ -121,9 +146,10 @@ class _Compilation:
             unit = compiled[args]
 
             def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-                return context.call_internal_no_propagate(builder, unit.fndesc, sig, values)[1]
+                self.open[-1].calls.append(unit)
+                return context.call_internal_no_propagate(builder, unit.result.fndesc, sig, values)[1]
 
-            return unit.signature.return_type(*args), generate
+            return unit.result.signature.return_type(*args), generate
 
         return intrinsic(_with_arity(typer, helper.function.__code__.co_argcount))
 
@@ -163,42 +189,58 @@ def _retarget(text: str, target: Target, layout: str) -> Any:
 
 def _optimise(module: Any, machine: Any) -> None:
     options = llvm.create_pipeline_tuning_options(speed_level=3)
-    options.loop_vectorization = True
-    options.slp_vectorization = True
+    # Kernels say themselves what is a vector: vectorising their scalar ends makes code larger and no faster.
+    options.loop_vectorization = False
+    options.slp_vectorization = False
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
 
 
-def _check_symbols(name: str, assembly: str) -> None:
-    called = set(re.findall(r"^\s+(?:callq?|bl|b|jmp|movabsq)\s+\$?([A-Za-z_][\w.@$]*)", assembly, flags=re.M))
-    outside = {c.split("@")[0] for c in called} - SYMBOLS_ALLOWED - {symbol(name)}
-    outside = {c for c in outside if not c.startswith((".L", "L"))}
+def _check_symbols(name: str, module: Any) -> None:
+    """Object code may need nothing from outside: no functions, no intrinsics that become library calls."""
+    declared = [f.name for f in module.functions if f.is_declaration]
+    outside = [d for d in declared if not d.startswith("llvm.") and d not in SYMBOLS_ALLOWED]
+    outside += [d for d in declared if d.split(".")[1:2] and d.split(".")[1] in LIBRARY_CALLS]
     if outside:
-        raise RuntimeError(f"kernel {name} calls {', '.join(sorted(outside))}: only {SYMBOLS_ALLOWED} can be linked")
+        raise RuntimeError(f"kernel {name} calls {', '.join(sorted(outside))}, which cannot be linked")
 
 
-@global_compiler_lock  # type: ignore[untyped-decorator]
-def compile_kernel(item: Kernel, target: Target, jit: bool = True) -> tuple[bytes, str]:
-    """Object code and assembly of one kernel. `jit` False: position-independent, for a linker."""
-    cpu_target.typing_context.refresh()
-    cpu_target.target_context.refresh()
-    unit = _Compilation(target)
-    entry = unit.compile(item.function, (types.int64,) * 4, types.void)
-    machine = _machine(target, jit)
-    layout = str(machine.target_data)
-    module = _retarget(_wrapper(symbol(item.name), entry.fndesc.llvm_func_name), target, layout)
-    for library in (x for x in unit.libraries if x.name != "nrt"):
-        part = _retarget(str(library._final_module), target, layout)
-        for function in part.functions:
-            if not function.is_declaration:
-                function.linkage = "weak_odr"  # several libraries may hold the same builtin
-        module.link_in(part)
-    for function in module.functions:
-        if not function.is_declaration and function.name != symbol(item.name):
-            function.linkage = "internal"
-            function.add_function_attribute("alwaysinline")
-    module.verify()
-    _optimise(module, machine)
-    assembly = machine.emit_assembly(module)
-    _check_symbols(item.name, assembly)
-    return machine.emit_object(module), assembly
+class Compiler:
+    """Compiles kernels for one target, keeping the helpers they share. `jit` False: position-independent, for a
+    linker."""
+
+    def __init__(self, target: Target, jit: bool = True):
+        self.target = target
+        self._front = _FrontEnd(target)
+        self._machine = _machine(target, jit)
+
+    def object_code(self, item: Kernel) -> bytes:
+        """The kernel's object file."""
+        return bytes(self._machine.emit_object(self._module(item)))
+
+    def assembly(self, item: Kernel) -> str:
+        """The kernel's assembly, for reading and for tests."""
+        return str(self._machine.emit_assembly(self._module(item)))
+
+    @global_compiler_lock  # type: ignore[untyped-decorator]
+    def _module(self, item: Kernel) -> Any:
+        cpu_target.typing_context.refresh()
+        cpu_target.target_context.refresh()
+        unit = self._front.compile(item.function, (types.int64,) * 4, types.void)
+        layout = str(self._machine.target_data)
+        entry = _wrapper(symbol(item.name), unit.result.fndesc.llvm_func_name)
+        module = _retarget(entry, self.target, layout)
+        for text in unit.all_modules().values():
+            part = _retarget(text, self.target, layout)
+            for function in part.functions:
+                if not function.is_declaration:
+                    function.linkage = "weak_odr"  # several libraries may hold the same builtin
+            module.link_in(part)
+        for function in module.functions:
+            if not function.is_declaration and function.name != symbol(item.name):
+                function.linkage = "internal"
+                function.add_function_attribute("alwaysinline")
+        module.verify()
+        _optimise(module, self._machine)
+        _check_symbols(item.name, module)
+        return module

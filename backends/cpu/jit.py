@@ -149,6 +149,7 @@ class Library:
         self.folder = home() / "kernels" / f"{self.target.label}-{_versions()}"
         self._addresses: dict[str, int] = {}
         self._engines: list[Any] = []
+        self._compiler: Any = None
 
     def missing(self, kernels: Iterable[Kernel]) -> list[Kernel]:
         """Kernels that are neither loaded nor on disk."""
@@ -177,9 +178,11 @@ class Library:
             return path.read_bytes()
         except OSError:
             pass
-        from edgellm.backends.cpu.compiler import compile_kernel
+        if self._compiler is None:
+            from edgellm.backends.cpu.compiler import Compiler
 
-        code, _ = compile_kernel(item, self.target)
+            self._compiler = Compiler(self.target)
+        code: bytes = self._compiler.object_code(item)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".tmp", delete=False) as file:
