@@ -71,7 +71,8 @@ def measure(backend: CPUBackend, shape: str, kv_type: str, rows: int, depth: int
     t = seconds(lambda: backend.execute(forward, batch))
     read = layers * depth * kv_heads * pages[0].layout.head / 32
     flops = 4 * layers * heads * dim * rows * (depth - rows / 2)
-    return f"{shape} {kv_type} rows {rows} depth {depth}: {t * 1e3:.2f} ms, {read / t / 1e9:.1f} GB/s, {flops / t / 1e9:.0f} GFLOP/s"
+    speed = f"{read / t / 1e9:.1f} GB/s, {flops / t / 1e9:.0f} GFLOP/s"
+    return f"{shape} {kv_type} rows {rows} depth {depth}: {t * 1e3:.2f} ms, {speed}"
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import llvmlite.binding as llvm
 from numba.core import compiler, types
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.compiler_machinery import PassManager
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic, models, register_model
 
@@ -25,7 +26,7 @@ from edgellm.backends.cpu.unroll import namespace_of, unrolled
 
 _SCALARS = {"i64": types.int64, "f32": types.float32, "void": types.void}
 _vectors: dict[str, types.Type] = {}
-LIBRARY_CALLS = set("exp exp2 exp10 log log2 log10 pow powi sin cos tan sinh cosh tanh atan atan2 sincos ldexp".split())
+LIBRARY_CALLS = {"exp", "exp2", "exp10", "log", "log2", "log10", "pow", "powi", "sin", "cos", "tan", "tanh", "ldexp"}
 """LLVM intrinsics that become calls into libm."""
 
 
@@ -54,6 +55,43 @@ def _flags() -> compiler.Flags:
     flags.no_cfunc_wrapper = True
     flags.boundscheck = False
     return flags
+
+
+UNNEEDED = {
+    "WithLift",
+    "InlineClosureLikes",
+    "RewriteSemanticConstants",
+    "DeadBranchPrune",
+    "GenericRewrites",
+    "RewriteDynamicRaises",
+    "MakeFunctionToJitFunction",
+    "InlineInlinables",
+    "FindLiterallyCalls",
+    "LiteralUnroll",
+    "LiteralPropagationSubPipelinePass",
+    "InlineOverloads",
+    "PreParforPass",
+    "ParforPass",
+    "ParforFusionPass",
+    "ParforPreLoweringPass",
+    "NopythonRewrites",
+    "AnnotateTypes",
+    "DumpParforDiagnostics",
+    "NoPythonSupportedFeatureValidation",
+}
+
+
+class _Pipeline(compiler.CompilerBase):  # type: ignore[misc]
+    """Numba's passes less those that have nothing to do in code of scalars, vectors and loops (a third of the time)."""
+
+    def define_pipelines(self) -> list[Any]:
+        usual = compiler.DefaultPassBuilder.define_nopython_pipeline(self.state)
+        manager = PassManager("edgellm kernel")
+        for item, description in usual.passes:
+            if item.__name__ not in UNNEEDED:
+                manager.add_pass(item, description)
+        manager.finalize()
+        return [manager]
 
 
 class _Unit:
@@ -87,7 +125,7 @@ class _FrontEnd:
         context = cpu_target.typing_context, cpu_target.target_context
         self.open.append(unit)
         try:
-            unit.result = compiler.compile_extra(*context, plain, args, result, _flags(), {})
+            unit.result = compiler.compile_extra(*context, plain, args, result, _flags(), {}, pipeline_class=_Pipeline)
         finally:
             self.open.pop()
         # Besides the function: Python builtins (min, max) that Numba compiles as functions of their own.
