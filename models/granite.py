@@ -12,7 +12,7 @@ from edgellm.models.layers import MLP, Attention, RMSNorm
 from edgellm.models.metadata import Metadata, base_config
 from edgellm.models.tensors import Tensors
 
-__all__ = ["Granite"]
+__all__ = ["Granite", "granite_config"]
 
 
 class Block:
@@ -37,11 +37,16 @@ class Granite(Decoder):
 
     @staticmethod
     def read_config(meta: Metadata) -> ModelConfig:
-        return base_config(
-            meta,
-            adjacent=True,
-            embedding_scale=meta.number("embedding_scale", 1.0),
-            residual_scale=meta.number("residual_scale", 1.0),
-            attn_scale=meta.number("attention.scale", 0.0, low=0),
-            logit_scale=1 / (meta.number("logit_scale", 1.0, low=0) or 1.0),
-        )
+        return granite_config(meta)
+
+
+def granite_config(meta: Metadata) -> ModelConfig:
+    """Shapes and the four factors."""
+    return base_config(
+        meta,
+        adjacent=True,
+        embedding_scale=meta.number("embedding_scale", 1.0),
+        residual_scale=meta.number("residual_scale", 1.0),
+        attn_scale=meta.number("attention.scale", 0.0, low=0),
+        logit_scale=1 / (meta.number("logit_scale", 1.0, low=0) or 1.0),
+    )

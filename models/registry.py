@@ -30,6 +30,7 @@ _CLASSES = {
     "glm4": "glm4.Glm4",
     "gpt-oss": "gpt_oss.GptOss",
     "granite": "granite.Granite",
+    "granitemoe": "granitemoe.GraniteMoE",
     "llama": "llama.Llama",
     "olmo2": "olmo2.Olmo2",
     "olmoe": "olmoe.OLMoE",

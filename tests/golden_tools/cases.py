@@ -63,6 +63,11 @@ def experts(name: str, data: Tensor) -> dict[str, Tensor]:
     return {name: data}
 
 
+def granite_experts(name: str, data: Tensor) -> dict[str, Tensor]:
+    """As `experts`, under the names that the map knows."""
+    return experts(name.replace("block_sparse_moe.router", "mlp.gate").replace("block_sparse_moe", "mlp"), data)
+
+
 def gpt_oss_experts(name: str, data: Tensor) -> dict[str, Tensor]:
     """gpt-oss: matrices are (in, out), gate and up alternate along `out`."""
     if "experts." not in name:
@@ -102,6 +107,13 @@ LONGROPE = {
     "long_factor": [1 + 0.35 * i for i in range(6)],
     "original_max_position_embeddings": 36,
 }
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 2.0,
+}
+GRANITE_KEYS = {"embedding_scale": 3.0, "residual_scale": 0.4, "attention.scale": 0.2, "logit_scale": 2.0}
 
 CASES = [
     Case("llama", "llama", "Llama", {"rope_parameters": ROPE_LLAMA3}, permuted=True),
@@ -226,14 +238,18 @@ CASES = [
         "granite",
         "granite",
         "Granite",
-        {
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.4,
-            "attention_multiplier": 0.2,
-            "logits_scaling": 2.0,
-        },
-        {"embedding_scale": 3.0, "residual_scale": 0.4, "attention.scale": 0.2, "logit_scale": 2.0},
+        GRANITE,
+        GRANITE_KEYS,
         permuted=True,
+    ),
+    Case(
+        "granitemoe",
+        "granitemoe",
+        "GraniteMoe",
+        {**GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2},
+        {**GRANITE_KEYS, **moe_keys(2, 64)},
+        permuted=True,
+        rule=granite_experts,
     ),
     Case(
         "gpt-oss",

@@ -23,7 +23,7 @@ def shared_goldens() -> Path | None:
     return shared / "goldens" if (shared / "goldens").is_dir() else None
 
 
-MIXTURES = {"mixtral", "qwen2moe", "qwen3moe", "olmoe", "gpt-oss"}
+MIXTURES = {"mixtral", "qwen2moe", "qwen3moe", "olmoe", "gpt-oss", "granitemoe"}
 
 
 def skip_without_experts(name: str, backend: Backend) -> None:
