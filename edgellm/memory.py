@@ -60,7 +60,7 @@ def kv_bytes(config: ModelConfig, ctx: int, kv_type: str, chunk: int = MAX_CHUNK
     )
 
 
-def scratch_bytes(config: ModelConfig, chunk: int = MAX_CHUNK, n_logits: int = 64) -> int:
+def scratch_bytes(config: ModelConfig, chunk: int = MAX_CHUNK, n_logits: int = 8) -> int:
     """Upper estimate of one step's activations and logits: float32 rows of the widest layer, and `n_logits` rows of
     the vocabulary twice (the backend's and the sampler's copy)."""
     attention = (config.n_heads + config.n_kv_heads) * (config.k_dim + config.v_dim)

@@ -27,6 +27,7 @@ from edgellm.engine.swap import SwapFile
 from edgellm.errors import RequestError
 from edgellm.loader import GGUFFile, open_gguf
 from edgellm.memory import (
+    MemoryPlan,
     PoolSizes,
     block_bytes,
     check_budget,
@@ -35,6 +36,7 @@ from edgellm.memory import (
     make_plan,
     pool_sizes,
     private_bytes,
+    scratch_bytes,
 )
 from edgellm.models.config import ModelConfig
 from edgellm.models.registry import config_from_metadata, load_model
@@ -107,7 +109,7 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
             draft = ModelFile.open(draft_name)
             opened.callback(draft.gguf.close)
             refuse_misfit(compare_files(target, draft), target.path.name, draft.path.name)
-        config, pools, draft_pools = size_up(target, draft, settings.engine)
+        config, plan, pools, draft_pools = size_up(target, draft, settings.engine)
         template = ChatTemplate.from_metadata(target.gguf.metadata, target.tokenizer, source=settings.template)
         backend = create(settings.backend, settings.threads, settings.progress)
         runner = _runner(target, backend, pools, config)
@@ -124,6 +126,7 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
             most = settings.draft_max or DEPTH
             speculator = Speculator(config.ctx, PromptLookup() if lookup else None, model, most)
         engine = Engine(config, target.config, runner, target.tokenizer, pools.blocks, swap, speculator)
+        engine.plan = plan
         if settings.prompt_cache:
             key = cache_key(target, backend.name, config)
             prompt_cache = PromptCache(settings.prompt_cache, key, engine.kv, runner)
@@ -157,7 +160,7 @@ def find_file(path_or_name: str | os.PathLike[str]) -> Path:
 
 def size_up(
     target: ModelFile, draft: ModelFile | None, config: EngineConfig
-) -> tuple[EngineConfig, PoolSizes, PoolSizes | None]:
+) -> tuple[EngineConfig, MemoryPlan, PoolSizes, PoolSizes | None]:
     """The context and the block pools that fit the budget. Raises MemoryBudgetError with the numbers."""
     model, name = target.config, target.path.name
     budget = default_budget() if config.memory is None else config.memory
@@ -181,16 +184,17 @@ def size_up(
     elif not config.ctx and ctx < model.context_length:
         log.warning("%s: the context is %d tokens, not %d: memory budget %d", name, ctx, model.context_length, budget)
     most = (CONTEXTS if config.memory is None else config.max_seqs) * ctx
-    left = budget - plan.total_bytes + kv_bytes(model, ctx, config.kv_type)
+    left = budget - plan.total_bytes + plan.kv_bytes
+    left -= min(scratch_bytes(model, n_logits=config.max_seqs) - plan.scratch_bytes, left - plan.kv_bytes)
     if not draft:
-        return replace(config, ctx=ctx), _pools(model, config, left, ctx, most), None
+        return replace(config, ctx=ctx), plan, _pools(model, config, left, ctx, most), None
     # What is left is shared as one token costs in each, so that the draft can follow whatever the target holds.
     left += kv_bytes(draft.config, length, config.kv_type)
     shares = [kv_bytes(m, min(ctx, m.context_length), config.kv_type) for m in (model, draft.config)]
     own = left * shares[0] // sum(shares)
     draft_ctx = min(ctx, draft.config.context_length)
     draft_pools = _pools(draft.config, config, left - own, draft_ctx, most)
-    return replace(config, ctx=ctx), _pools(model, config, own, ctx, most), draft_pools
+    return replace(config, ctx=ctx), plan, _pools(model, config, own, ctx, most), draft_pools
 
 
 def _pools(model: ModelConfig, config: EngineConfig, left: int, ctx: int, most: int) -> PoolSizes:

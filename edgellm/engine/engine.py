@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Container, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy.typing as npt
@@ -20,11 +21,15 @@ from edgellm.engine.request import Request, Task
 from edgellm.engine.scheduler import Schedule, ScheduledRequest, Scheduler, SwapSpace
 from edgellm.engine.speculate import Speculator
 from edgellm.errors import ContextLengthError, EdgeLLMError, RequestError
+from edgellm.memory import MemoryPlan, block_bytes
 from edgellm.models.config import ModelConfig
 
 __all__ = ["Engine"]
 
 log = logging.getLogger(__name__)
+
+LOGITS_PER_STEP = 1 << 24
+"""Numbers that a request for all logits may take out of one step."""
 
 
 class Engine:
@@ -51,6 +56,8 @@ class Engine:
         self.speculator = speculator
         self.metrics = Metrics()
         self.answers: dict[int, Answer] = {}
+        self.plan: MemoryPlan | None = None
+        """What this engine was sized by, where it runs a file."""
         self.before_close: list[Callable[[], None]] = []
         """Called by `close` when nothing runs any more and the blocks can still be read."""
         self._next_id = 0
@@ -75,6 +82,8 @@ class Engine:
         request = Request(self._next_id, list(prompt_ids), max_tokens, task)
         request.rope_variant = self.model_config.rope_variant(len(prompt_ids) + max_tokens)
         request.whole_prompt = not self.model_config.causal
+        if task is Task.LOGITS:  # a step's result stays small on large vocabularies, too
+            request.max_chunk = max(32, LOGITS_PER_STEP // self.model_config.vocab_size)
         request.share_prefix = task is Task.GENERATE and self.model_config.causal
         answer = Answer(request, params, self.tokenizer, show)
         self.scheduler.add(request)
@@ -112,23 +121,27 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` would do or tell anything."""
-        return self.scheduler.has_work or bool(self._closing)
+        return bool(self.scheduler.running or self.scheduler.waiting or self._closing)
 
     def stats(self) -> dict[str, Any]:
         """Counters and gauges; see `Metrics` and the README of the server's `/metrics`."""
+        sizes = block_bytes(self.model_config, self.config.kv_type, self.config.block_size)
         pools = [
             {
                 "kind": type(kind).__name__,
+                "block_bytes": size,
                 "blocks": pool.num_blocks,
                 "free": pool.num_free,
                 "cached": pool.num_cached,
                 "used": pool.num_blocks - pool.num_free,
             }
-            for kind, pool in zip(self.kv.kinds, self.kv.pools, strict=True)
+            for kind, pool, size in zip(self.kv.kinds, self.kv.pools, sizes, strict=True)
         ]
         queues = {"running": len(self.scheduler.running), "waiting": len(self.scheduler.waiting)}
         speculation = self.speculator.snapshot() if self.speculator else None
-        more = {"block_size": self.config.block_size, "cache_groups": pools, "speculation": speculation}
+        more: dict[str, Any] = {"block_size": self.config.block_size, "cache_groups": pools, "speculation": speculation}
+        if self.plan:
+            more |= {"memory": asdict(self.plan), "memory_bytes": self.plan.total_bytes}
         return {**queues, **self.metrics.snapshot(), **more}
 
     def check_integrity(self) -> None:

@@ -51,8 +51,8 @@ class Metrics:
 
     def snapshot(self) -> dict[str, Any]:
         """All of it as plain data."""
-        names = ("steps", "prefill_tokens", "decode_tokens", "requests", "prompt_tokens", "cached_tokens")
-        names += ("new_tokens", "preemptions", "drafted_tokens", "accepted_tokens")
+        names = ["steps", "prefill_tokens", "decode_tokens", "requests", "prompt_tokens", "cached_tokens"]
+        names += ["new_tokens", "preemptions", "drafted_tokens", "accepted_tokens"]
         return {
             **{name: self.totals[name] for name in names},
             "finish_reasons": dict(self.finish_reasons),

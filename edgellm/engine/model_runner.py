@@ -112,7 +112,8 @@ def build_batch(items: Sequence[ScheduledRequest], num_groups: int) -> Batch:
     """One ragged batch, sequences in the order of `items`."""
     ids: list[int] = []
     positions: list[int] = []
-    starts, lens, output_rows, variants = [0], [], [], []
+    starts, lens = [0], list[int]()
+    output_rows, variants = list[int](), list[int]()
     for item in items:
         request, begin = item.request, item.request.num_computed_tokens
         end = begin + item.num_scheduled_tokens

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from edgellm.memory import MAX_CHUNK
+
 __all__ = ["Request", "Status", "Task", "chain_digest"]
 
 
@@ -50,6 +52,7 @@ class Request:
     """False where rows depend on more than the tokens before them (encoders), or all rows are wanted."""
     whole_prompt: bool = False
     """Compute the prompt in one step, never in chunks (encoders: every row sees the whole sequence)."""
+    max_chunk: int = MAX_CHUNK
 
     num_computed_tokens: int = 0
     draft_ids: list[int] = field(default_factory=list)

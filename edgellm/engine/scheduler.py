@@ -88,11 +88,6 @@ class Scheduler:
         """Running requests that are one token behind."""
         return sum(request.num_uncomputed_tokens == 1 for request in self.running)
 
-    @property
-    def has_work(self) -> bool:
-        """Whether `schedule` would give something."""
-        return bool(self.running or self.waiting)
-
     def add(self, request: Request) -> None:
         """Queue a new request; QueueFullError when `max_waiting` wait already."""
         if len(self.waiting) >= self.max_waiting:
@@ -108,7 +103,7 @@ class Scheduler:
             if request.status is not Status.RUNNING:
                 continue  # gave its blocks to an older one a moment ago
             n = request.num_uncomputed_tokens
-            n = n if n == 1 or request.whole_prompt else min(n, budget)
+            n = n if n == 1 or request.whole_prompt else min(n, budget, request.max_chunk)
             if n and self._reserve(request, n):
                 chosen[request] = self._item(request, n)
                 budget -= n if request.num_uncomputed_tokens > 1 else 0
@@ -188,7 +183,7 @@ class Scheduler:
                 self.swap.load(request.request_id, request.block_tables)
                 request.swapped = False
             n = request.num_uncomputed_tokens
-            n = n if request.whole_prompt else min(n, budget)
+            n = n if request.whole_prompt else min(n, budget, request.max_chunk)
             if self.kv.allocate(request, request.num_computed_tokens + n):
                 chosen[request] = self._item(request, n)
                 budget -= n
