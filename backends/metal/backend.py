@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,12 +24,16 @@ from edgellm.backends.base import (
     RouteSpec,
     Weight,
 )
+from edgellm.backends.metal.affine import AFFINE_TYPES, affine_product, to_affine
 from edgellm.backends.metal.attention_kernels import AttentionKernels
 from edgellm.backends.metal.attention_ops import attention_ops, slots_of
+from edgellm.backends.metal.choice import Choices
 from edgellm.backends.metal.dequant_ops import dequantize
 from edgellm.backends.metal.kernels import MAX_ROWS, MatmulKernels
 from edgellm.backends.metal.kv import MetalKV
+from edgellm.backends.metal.limits import apply_limits
 from edgellm.backends.metal.weights import DenseCache, MetalWeight, load_weight
+from edgellm.config import home
 
 __all__ = ["MetalBackend"]
 
@@ -52,11 +57,31 @@ class MetalBackend(Backend):
         self._attention = None if make_kernel is None else AttentionKernels(make_kernel)
         if make_kernel is None:
             log.warning("no Metal device here: the metal backend runs plain MLX ops on the CPU")
+        self._choices: Choices | None = None
+        if mx.metal.is_available():
+            info = mx.device_info()
+            apply_limits(info)
+            self._choices = Choices(str(info.get("device_name", "")), home() / "metal")
         self._dense = DenseCache(DENSE_LIMIT)
         self._written: list[MetalKV] = []
 
     def load(self, tensor: QTensor) -> MetalWeight:
-        return load_weight(tensor)
+        weight = load_weight(tensor)
+        # Tables that rows are read from keep their blocks: only products have another format to choose.
+        if self._choices and tensor.type in AFFINE_TYPES and len(tensor.shape) == 2 and "embd" not in tensor.name:
+            n, k = tensor.shape
+            if self._choices.winner(tensor.type.name, n, k, lambda way: self._seconds(weight, way)) == "affine":
+                weight.repack()
+        return weight
+
+    def _seconds(self, weight: MetalWeight, way: str) -> float:
+        """Time of one row through one way to multiply."""
+        x = mx.ones((1, weight.shape[-1]), dtype=mx.float32)
+        packed = to_affine(weight.data, weight.kind) if way == "affine" else None
+        mx.eval(x, *(packed[:3] if packed else ()))
+        started = time.perf_counter()
+        mx.eval(affine_product(x, packed) if packed else self._product(x, weight))
+        return time.perf_counter() - started
 
     def new_kv(self, spec: KVSpec, n_blocks: int) -> MetalKV:
         return MetalKV(spec, n_blocks)
@@ -77,6 +102,8 @@ class MetalBackend(Backend):
         return y if bias is None else y + bias.dense
 
     def _product(self, x: mx.array, weight: MetalWeight) -> mx.array:
+        if weight.affine is not None:
+            return affine_product(x, weight.affine)
         if self._kernels is None or not self._kernels.fits(weight.kind, x.shape[-1]):
             return x @ self._dense.get(weight).T
         if x.shape[0] <= MAX_ROWS:

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from edgellm.backends.base import GGMLType, QTensor
+from edgellm.backends.metal.affine import Affine, to_affine
 from edgellm.backends.metal.dequant_ops import DEQUANT, dequantize
 from edgellm.errors import UnsupportedModel
 
@@ -24,11 +25,19 @@ class MetalWeight:
         self.shape = shape
         self.data = data
         self.dense = dense
+        self.affine: Affine | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes held on the device."""
-        return int(self.data.nbytes + (0 if self.dense is None else self.dense.nbytes))
+        held = [self.data, self.dense, *(self.affine[:3] if self.affine else ())]
+        return sum(int(a.nbytes) for a in held if a is not None)
+
+    def repack(self) -> None:
+        """Replace the file's bytes by MLX's affine format."""
+        self.affine = to_affine(self.data, self.kind)
+        mx.eval(self.affine[:3])
+        self.data = mx.zeros((0,), dtype=mx.uint8)
 
 
 def load_weight(tensor: QTensor) -> MetalWeight:
