@@ -16,6 +16,7 @@ from edgellm.backends.base import AttentionSpec, Backend, Batch, KVPages, KVSpec
 from edgellm.backends.cpu.attention import record_attention
 from edgellm.backends.cpu.elementwise import record_activate, record_add, record_norm, record_scale, record_take
 from edgellm.backends.cpu.embed import record_embed
+from edgellm.backends.cpu.experts import record_combine, record_expert_linear, record_route
 from edgellm.backends.cpu.jit import Library
 from edgellm.backends.cpu.kv import CPUPages, record_store
 from edgellm.backends.cpu.matmul import QUANTISED, record_matmul
@@ -168,13 +169,13 @@ class CPUBackend(Backend):
         return record_take(self._tape, x, rows)
 
     def route(self, scores: Buf, spec: RouteSpec, bias: CPUWeight | None = None) -> tuple[Buf, Buf]:
-        raise UnsupportedModel("mixtures of experts do not run on the CPU backend yet")
+        return record_route(self._tape, scores, spec, _values(bias))
 
     def expert_linear(self, x: Buf, weight: CPUWeight, ids: Buf, bias: CPUWeight | None = None) -> Buf:
-        raise UnsupportedModel("mixtures of experts do not run on the CPU backend yet")
+        return record_expert_linear(self._tape, x, weight.tensor, ids, _values(bias))
 
     def combine(self, x: Buf, weights: Buf) -> Buf:
-        raise UnsupportedModel("mixtures of experts do not run on the CPU backend yet")
+        return record_combine(self._tape, x, weights)
 
 
 def _room(width: int) -> int:

@@ -69,7 +69,7 @@ def record_matmul(tape: Tape, x: Buf, kind: GGMLType, weight: int, bias: Any, ou
     args = (
         *(weight, layout.n_blocks * info.type_size, m, layout.n_blocks),
         *layout.addresses(form.address),
-        *(n, layout.n_panels, out, 4 * m, 0 if bias is None else bias),
+        *(n, layout.n_panels, out, 4 * m, 0 if bias is None else bias, 0),
     )
     units = -(-m // LANES)
     step = max(1, min(8, units // 64))

@@ -54,14 +54,14 @@ AHEAD = 2048
 
 
 @inline
-def add_in_order(values: int, stride: int, n_blocks: int, n_tokens: int, d: int, out: int) -> None:
+def add_in_order(values: int, stride: int, n_blocks: int, d: int, out: int) -> None:
     """Eight rows' block values (`stride` bytes apart) -> eight sums at `out` (then 256 bytes of room)."""
     y = splat_f32x8(0.0)
     for b in range(0, n_blocks, 8):
         transpose_8x8(values + 4 * b, stride, out + 32, 32)
         last = n_blocks - b if n_blocks - b < 8 else 8
         for i in range(last):
-            y = fma(load_f32x8(out + 32 + 32 * i), splat_f32x8(load_f32(d + 4 * n_tokens * (b + i))), y)
+            y = fma(load_f32x8(out + 32 + 32 * i), splat_f32x8(load_f32(d + 4 * (b + i))), y)
     store(out, y)
 
 
@@ -80,8 +80,8 @@ def row_kernel(form: Format32) -> Kernel:
             return dot_u7(splat_i32x8(0), codes(p), load_i8x32(x))
 
     @inline
-    def values_of_row(p: int, x: int, sums: int, n_blocks: int, n_tokens: int, values: int) -> None:
-        whole = n_blocks // 8 * 8 if n_tokens == 1 else 0
+    def values_of_row(p: int, x: int, sums: int, n_blocks: int, values: int) -> None:
+        whole = n_blocks // 8 * 8
         for b in range(0, whole, 8):
             for line in unroll(lines):
                 prefetch(p + AHEAD + 64 * line)
@@ -106,8 +106,8 @@ def row_kernel(form: Format32) -> Kernel:
                 scaled = fma_f32(float_of_int(load_i32(sums)), load_f16(p + 2), scaled)
             store_f32(values + 4 * b, scaled)
             p += type_size
-            x += 32 * n_tokens
-            sums += 4 * n_tokens
+            x += 32
+            sums += 4
 
     def rows(args: int, begin: int, end: int, scratch: int) -> None:
         row_bytes, n_rows, n_blocks = load_i64(args + ROW_BYTES), load_i64(args + N_ROWS), load_i64(args + N_BLOCKS)
@@ -115,14 +115,15 @@ def row_kernel(form: Format32) -> Kernel:
         stop = end * LANES if end * LANES < n_rows else n_rows
         values, stride = scratch + 512, (n_blocks + 7) // 8 * 32
         for token in range(n_tokens):
-            x, sums, d = load_i64(args + Q) + 32 * token, load_i64(args + SUMS) + 4 * token, load_i64(args + D)
+            at = token * n_blocks
+            x, sums, d = load_i64(args + Q) + 32 * at, load_i64(args + SUMS) + 4 * at, load_i64(args + D) + 4 * at
             out = load_i64(args + OUT) + token * load_i64(args + OUT_STRIDE)
             for first in range(begin * LANES, stop, 8):
                 some = stop - first if stop - first < 8 else 8
                 for r in range(some):
                     p = load_i64(args + WEIGHTS) + (first + r) * row_bytes
-                    values_of_row(p, x, sums, n_blocks, n_tokens, values + r * stride)
-                add_in_order(values, stride, n_blocks, n_tokens, d + 4 * token, scratch)
+                    values_of_row(p, x, sums, n_blocks, values + r * stride)
+                add_in_order(values, stride, n_blocks, d, scratch)
                 for r in range(some):
                     y = load_f32(scratch + 4 * r)
                     if bias:

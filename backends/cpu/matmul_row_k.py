@@ -243,20 +243,20 @@ def row_kernel(name: str, type_size: int) -> Kernel:
         bias, n_tokens = load_i64(args + BIAS), load_i64(args + N_TOKENS)
         stop = end * LANES if end * LANES < n_rows else n_rows
         for token in range(n_tokens):
-            q = load_i64(args + Q) + 256 * token
+            q = load_i64(args + Q) + 256 * n_blocks * token
             out = load_i64(args + OUT) + token * load_i64(args + OUT_STRIDE)
             for row in range(begin * LANES, stop):
                 p, x = load_i64(args + WEIGHTS) + row * row_bytes, q
-                sums, d = load_i64(args + SUMS) + 32 * token, load_i64(args + D) + 4 * token
+                sums, d = load_i64(args + SUMS) + 32 * n_blocks * token, load_i64(args + D) + 4 * n_blocks * token
                 y = np.float32(0.0)
                 for _ in range(n_blocks):
                     for line in unroll((type_size + 63) // 64):
                         prefetch(p + AHEAD + 64 * line)
                     y = fma_f32(block(p, x, sums), load_f32(d), y)
                     p += type_size
-                    x += 256 * n_tokens
-                    sums += 32 * n_tokens
-                    d += 4 * n_tokens
+                    x += 256
+                    sums += 32
+                    d += 4
                 if bias:
                     y += load_f32(bias + 4 * row)
                 store_f32(out + 4 * row, y)

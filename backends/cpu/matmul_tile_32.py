@@ -10,11 +10,12 @@ from functools import cache
 from edgellm.backends.cpu.jit import Kernel, kernel
 from edgellm.backends.cpu.matmul_32 import BLOCK_TILE, D_TILE, MIN_TILE, TILE_BYTES, VECTOR, WORDS, Format32
 from edgellm.backends.cpu.matmul_args import (
+    ALL_PANELS,
     BIAS,
     N_BLOCKS,
-    N_PANELS,
     N_ROWS,
     N_TOKENS,
+    ORDER,
     OUT,
     OUT_STRIDE,
     ROW_BYTES,
@@ -28,6 +29,7 @@ from edgellm.backends.cpu.simd import (
     add,
     fma,
     load_f16,
+    load_i32,
     load_i64,
     mul,
     mul_pairs_i16,
@@ -69,13 +71,13 @@ def tile_kernel(form: Format32, panel: int) -> Kernel:
 
     def tile(args: int, begin: int, end: int, scratch: int) -> None:
         row_bytes, n_rows, n_blocks = load_i64(args + ROW_BYTES), load_i64(args + N_ROWS), load_i64(args + N_BLOCKS)
-        n_panels, n_tokens = load_i64(args + N_PANELS), load_i64(args + N_TOKENS)
+        n_tokens, width = load_i64(args + N_TOKENS), load_i64(args + ALL_PANELS) * panel
+        n_panels, order = (n_tokens + panel - 1) // panel, load_i64(args + ORDER)
         partial = scratch + TILE_BYTES
-        width = n_panels * panel
         for unit in range(begin, end):
             row = unit * LANES if unit * LANES + LANES <= n_rows else n_rows - LANES
             weights = load_i64(args + WEIGHTS) + row * row_bytes
-            for token in range(width):
+            for token in range(n_panels * panel):
                 store(partial + token * VECTOR, splat_floats(0.0))
             for b in range(0, n_blocks, 8):
                 some = n_blocks - b if n_blocks - b < 8 else 8
@@ -141,6 +143,7 @@ def tile_kernel(form: Format32, panel: int) -> Kernel:
                 total = load_floats(partial + token * VECTOR)
                 if bias:
                     total = add(total, load_floats(bias + 4 * row))
-                store(out + token * load_i64(args + OUT_STRIDE), total)
+                place = load_i32(order + 4 * token) if order else token
+                store(out + place * load_i64(args + OUT_STRIDE), total)
 
     return kernel(tile, f"linear_{form.name}_tile{panel}")

@@ -21,11 +21,12 @@ from functools import cache
 
 from edgellm.backends.cpu.jit import Inline, Kernel, kernel
 from edgellm.backends.cpu.matmul_args import (
+    ALL_PANELS,
     BIAS,
     N_BLOCKS,
-    N_PANELS,
     N_ROWS,
     N_TOKENS,
+    ORDER,
     OUT,
     OUT_STRIDE,
     ROW_BYTES,
@@ -37,6 +38,7 @@ from edgellm.backends.cpu.matmul_args import (
 from edgellm.backends.cpu.simd import (
     add,
     fma,
+    load_i32,
     load_i64,
     mul,
     mul_pairs_i16,
@@ -107,7 +109,8 @@ def tile_kernel(form: KFormat, panel: int) -> Kernel:
 
     def tile(args: int, begin: int, end: int, scratch: int) -> None:
         row_bytes, n_rows, n_blocks = load_i64(args + ROW_BYTES), load_i64(args + N_ROWS), load_i64(args + N_BLOCKS)
-        n_panels, n_tokens = load_i64(args + N_PANELS), load_i64(args + N_TOKENS)
+        n_tokens, stride = load_i64(args + N_TOKENS), load_i64(args + ALL_PANELS) * panel
+        n_panels, order = (n_tokens + panel - 1) // panel, load_i64(args + ORDER)
         partial = scratch + TILE_BYTES
         for unit in range(begin, end):
             row = unit * LANES if unit * LANES + LANES <= n_rows else n_rows - LANES
@@ -177,14 +180,15 @@ def tile_kernel(form: KFormat, panel: int) -> Kernel:
                             value = mul(ints_to_floats(total[t]), load_floats(scratch + D_TILE))
                         y = partial + token * VECTOR
                         store(y, fma(value, broadcast_floats(d + 4 * token), load_floats(y)))
-                q += n_panels * panel * 256
-                sums += n_panels * panel * 32
-                d += n_panels * panel * 4
+                q += stride * 256
+                sums += stride * 32
+                d += stride * 4
             out, bias = load_i64(args + OUT) + 4 * row, load_i64(args + BIAS)
             for token in range(n_tokens):
                 y = load_floats(partial + token * VECTOR)
                 if bias:
                     y = add(y, load_floats(bias + 4 * row))
-                store(out + token * load_i64(args + OUT_STRIDE), y)
+                place = load_i32(order + 4 * token) if order else token
+                store(out + place * load_i64(args + OUT_STRIDE), y)
 
     return kernel(tile, f"linear_{form.name}_tile{panel}")

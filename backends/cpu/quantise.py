@@ -8,7 +8,8 @@ Layout, for panels of P tokens (1, 2, 4 or 8) so that a tile kernel finds the by
           B = 32:  [block][panel][P] int32, the sum of the block's q
     d     float32  [block][panel][P]
 
-With one token (P = 1) that is plain row order. Tokens that fill up the last panel hold anything: nobody reads them.
+Panels of one token (P = 1) come row after row instead, blocks in order. Tokens that fill up the last panel hold
+anything: nobody reads them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from functools import cache
 
 import numpy as np
 
-from edgellm.backends.cpu.jit import Kernel, inline, kernel
+from edgellm.backends.cpu.jit import Inline, Kernel, inline, kernel
 from edgellm.backends.cpu.simd import (
     Vector,
     absolute,
@@ -26,7 +27,6 @@ from edgellm.backends.cpu.simd import (
     dot_u7,
     load_f32x8,
     load_i32,
-    load_i64,
     max_f32x8,
     maximum,
     mul,
@@ -43,8 +43,11 @@ from edgellm.backends.cpu.simd import (
     unroll,
 )
 from edgellm.backends.cpu.simd_dot import lane_i32x8
+from edgellm.backends.cpu.vecmath import arg
 
 PANELS = (1, 2, 4, 8)
+SMALLEST = np.float32(1e-30)
+"""Blocks with no value above this become zeros (127 / max would overflow)."""
 
 
 @dataclass(frozen=True)
@@ -129,37 +132,66 @@ def sums_of_16(q: Vector) -> int:
     return (lane_i32x8(all16, 0) & 0xFFFF) | (lane_i32x8(all16, 4) << 16)
 
 
+def _block_quantiser(block: int, panel: int) -> Inline:
+    def quantise_block(source: int, q: int, sums: int, d: int, place: int, t: int, scratch: int) -> None:
+        """One token's block of floats -> token t of the panel at `place` (panels counted from the start)."""
+        top = largest(source, block)
+        inverse = np.float32(0.0)
+        if top > SMALLEST:
+            inverse = np.float32(127.0) / top
+        store_f32(d + 4 * (place * panel + t), top / np.float32(127.0))
+        target = q + place * (panel * block) + 4 * t
+        for g in unroll(block // 32):
+            values = round_32(source + 128 * g, inverse)
+            if panel == 1:
+                store(target + 32 * g, values)
+            else:
+                store(scratch, values)
+                for i in unroll(8):
+                    store_i32(target + (8 * g + i) * (4 * panel), load_i32(scratch + 4 * i))
+            if block == 256:
+                store_i32(sums + 4 * ((place * 8 + g) * panel + t), sums_of_16(values))
+            else:
+                ones = dot_u7(splat_i32x8(0), splat_i8x32(1), values)
+                store_i32(sums + 4 * (place * panel + t), sum_i32x8(ones))
+
+    return inline(quantise_block)
+
+
 @cache
 def quantise_kernel(block: int, panel: int) -> Kernel:
     """Kernel that quantises units of one (token, block) each, counted token by token.
 
     args: x, bytes between rows of x, blocks a row, q, sums, d, number of panels."""
+    quantise_block = _block_quantiser(block, panel)
 
     def quantise(args: int, begin: int, end: int, scratch: int) -> None:
-        x, x_stride, n_blocks = load_i64(args), load_i64(args + 8), load_i64(args + 16)
-        q, sums, d, n_panels = load_i64(args + 24), load_i64(args + 32), load_i64(args + 40), load_i64(args + 48)
+        n_blocks, n_panels = arg(args, 2), arg(args, 6)
         for unit in range(begin, end):
             token, b = unit // n_blocks, unit % n_blocks
-            source = x + token * x_stride + b * (4 * block)
-            place, t = b * n_panels + token // panel, token % panel
-            top = largest(source, block)
-            inverse = np.float32(0.0)
-            if top > np.float32(1e-30):
-                inverse = np.float32(127.0) / top
-            store_f32(d + 4 * (place * panel + t), top / np.float32(127.0))
-            target = q + place * (panel * block) + 4 * t
-            for g in unroll(block // 32):
-                values = round_32(source + 128 * g, inverse)
-                if panel == 1:
-                    store(target + 32 * g, values)
-                else:
-                    store(scratch, values)
-                    for i in unroll(8):
-                        store_i32(target + (8 * g + i) * (4 * panel), load_i32(scratch + 4 * i))
-                if block == 256:
-                    store_i32(sums + 4 * ((place * 8 + g) * panel + t), sums_of_16(values))
-                else:
-                    ones = dot_u7(splat_i32x8(0), splat_i8x32(1), values)
-                    store_i32(sums + 4 * (place * panel + t), sum_i32x8(ones))
+            source = arg(args, 0) + token * arg(args, 1) + b * (4 * block)
+            place = b * n_panels + token // panel if panel > 1 else unit
+            quantise_block(source, arg(args, 3), arg(args, 4), arg(args, 5), place, token % panel, scratch)
 
     return kernel(quantise, f"quantise_{block}_{panel}")
+
+
+@cache
+def quantise_ordered_kernel(block: int, panel: int) -> Kernel:
+    """As `quantise_kernel`, but unit p is one place in the panels: it takes row order[p] // share of x (none if < 0).
+
+    args: as `quantise_kernel`, then order (int32) and share."""
+    quantise_block = _block_quantiser(block, panel)
+
+    def quantise(args: int, begin: int, end: int, scratch: int) -> None:
+        n_blocks, n_panels = arg(args, 2), arg(args, 6)
+        for unit in range(begin, end):
+            row = load_i32(arg(args, 7) + 4 * unit)
+            if row >= 0:
+                source = arg(args, 0) + row // arg(args, 8) * arg(args, 1)
+                for b in range(n_blocks):
+                    place = b * n_panels + unit // panel
+                    x = source + b * (4 * block)
+                    quantise_block(x, arg(args, 3), arg(args, 4), arg(args, 5), place, unit % panel, scratch)
+
+    return kernel(quantise, f"quantise_ordered_{block}_{panel}")

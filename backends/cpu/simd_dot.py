@@ -294,6 +294,12 @@ def _emit_shifted(e: Any, x: Any, n: int) -> Any:
     return e.b.bitcast(e.shift("shl", x, n) if n >= 0 else e.shift("lshr", x, -n), kind)
 
 
+@op("f32(f32x8)", lambda e, x: e.lane(x, 0))
+def first_lane_f32x8(x: Vector) -> np.float32:
+    """Lane 0."""
+    return np.float32(x[0])
+
+
 @op("i8x32(i64)")
 def load_nibbles(address: int) -> Vector:
     """16 bytes from memory: their low nibbles, then their high nibbles."""

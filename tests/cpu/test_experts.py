@@ -1,0 +1,100 @@
+"""Routing, experts' products and their sum: against the reference; bit-equal to `linear` with the expert's matrix."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgellm.backends.base import RouteSpec
+from edgellm.backends.cpu.backend import CPUBackend
+from edgellm.backends.cpu.jit import jit_disabled
+from edgellm.backends.reference import ReferenceBackend
+from edgellm.quants import GGMLType, QTensor
+from tests.cpu.support import Cache, constant, tensor
+from tests.cpu.test_matmul import product, weight
+
+pytestmark = pytest.mark.kernel
+SEED = 5
+
+
+@pytest.fixture(scope="module")
+def cpu():
+    backend = CPUBackend(threads=2)
+    yield backend
+    backend.close()
+
+
+def run(backend: Any, x: np.ndarray, op: Any) -> np.ndarray:
+    """`op(backend, x as an activation)`."""
+    batch = Cache(np.random.default_rng(SEED), 1, len(x)).batch({0: len(x)})
+    table = constant(backend, x)
+    batch = replace(batch, ids=np.arange(len(x), dtype=np.int32))
+    return backend.execute(lambda b: op(backend, backend.embed(table, b.ids)), batch)
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "softmax_topk", "sigmoid"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_route(cpu, scoring, biased):
+    rng = np.random.default_rng(SEED)
+    scores = rng.standard_normal((5, 12)).astype(np.float32)
+    scores[1] = 0.5  # all tie: the lowest indices win
+    spec = RouteSpec(3, scoring, normalise=scoring != "softmax", scale=1.5)
+    bias = tensor(rng.standard_normal(12).astype(np.float32)) if biased else None
+    each = np.arange(12, dtype=np.float32) + 1
+
+    def op(backend, s):
+        ids, weights = backend.route(s, spec, None if bias is None else backend.load(bias))
+        # One number per expert, so that the choice shows in the result.
+        values = backend.expert_linear(s, backend.load(tensor(np.repeat(each, 12).reshape(12, 1, 12))), ids)
+        return backend.combine(values, weights)
+
+    np.testing.assert_allclose(run(cpu, scores, op), run(ReferenceBackend(), scores, op), rtol=2e-5, atol=2e-5)
+
+
+def stacked(rng: np.random.Generator, kind: str, n_experts: int, m: int, k: int) -> QTensor:
+    parts = [weight(rng, kind, m, k) for _ in range(n_experts)]
+    return QTensor("test.experts", GGMLType[kind], (n_experts, m, k), np.stack([p.data for p in parts]))
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q8_0", "MXFP4"])
+@pytest.mark.parametrize("n", [1, 3, 40])
+def test_each_pair_is_that_experts_linear(cpu, kind, n):
+    if jit_disabled() and n > 3:
+        pytest.skip("plain Python is slow")
+    rng = np.random.default_rng(SEED)
+    k, m, n_experts, used = 256, 20, 6, 2
+    w, bias = stacked(rng, kind, n_experts, m, k), rng.standard_normal((n_experts, m)).astype(np.float32)
+    x = rng.standard_normal((n, k)).astype(np.float32)
+    scores = rng.standard_normal((n_experts, k)).astype(np.float32)
+    ids = np.argsort(-(x @ scores.T), axis=1, kind="stable")[:, :used]
+
+    def op(backend, a):
+        chosen, _ = backend.route(backend.linear(a, backend.load(tensor(scores))), RouteSpec(used))
+        return backend.expert_linear(a, backend.load(w), chosen, backend.load(tensor(bias)))
+
+    out = run(cpu, x, op)
+    for e in range(n_experts):
+        single = product(cpu, x, QTensor("one", w.type, (m, k), w.data[e]), tensor(bias[e]))
+        rows, slots = np.nonzero(ids == e)
+        assert (out[rows, slots] == single[rows]).all()
+
+
+@pytest.mark.parametrize("n", [1, 40])
+def test_experts_of_experts(cpu, n):
+    """x (n, n_used, k): each slot has its own row (the down projection)."""
+    if jit_disabled() and n > 1:
+        pytest.skip("plain Python is slow")
+    rng = np.random.default_rng(SEED)
+    up, down = stacked(rng, "Q5_0", 4, 64, 32), stacked(rng, "Q4_0", 4, 17, 64)
+    x, scores = rng.standard_normal((n, 32)).astype(np.float32), rng.standard_normal((4, 32)).astype(np.float32)
+
+    def op(backend, a):
+        chosen, weights = backend.route(backend.linear(a, backend.load(tensor(scores))), RouteSpec(2))
+        hidden = backend.expert_linear(a, backend.load(up), chosen)
+        return backend.combine(backend.expert_linear(hidden, backend.load(down), chosen), weights)
+
+    expected = run(ReferenceBackend(), x, op)
+    assert np.abs(run(cpu, x, op) - expected).max() < 0.02 * np.abs(expected).max()
