@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from edgellm.engine.output import Completion, TokenEvent, TokenLogprobs
 from edgellm.engine.request import Task
 from edgellm.engine.thread import EngineThread, Stream
 from edgellm.errors import RequestError
+from edgellm.memory import peak_bytes
 from edgellm.models.config import ModelConfig
 
 __all__ = ["LLM", "Completion", "Stream", "TokenEvent", "TokenLogprobs"]
@@ -89,6 +91,7 @@ class LLM:
         )
         opened = open_engine(path_or_name, settings)
         self.path: Path | None = opened.path
+        self._draft_path = opened.draft_path
         self._set_up(opened.engine, opened.tokenizer, opened.template, opened.on_close)
 
     @classmethod
@@ -202,8 +205,19 @@ class LLM:
         return self._thread.call(function)
 
     def stats(self) -> dict[str, Any]:
-        """Counters, gauges and the memory plan of this model's engine."""
-        return self._thread.call(self.engine.stats)
+        """Counters and gauges of this model's engine; of a file also `planned_bytes` (what `edgellm plan` says for one
+        conversation of `ctx` tokens) beside `peak_bytes`, the most this process has held."""
+        stats = self._thread.call(self.engine.stats)
+        return stats if self.path is None else {**stats, "planned_bytes": self._planned, "peak_bytes": peak_bytes()}
+
+    @cached_property
+    def _planned(self) -> int:
+        from edgellm.hub import plan
+
+        assert self.path is not None
+        draft = plan.local_facts(self._draft_path) if self._draft_path else None
+        made = plan.make(plan.local_facts(self.path), None, self.ctx, self.engine.config.kv_type, draft)
+        return made.memory.total_bytes
 
     def close(self) -> None:
         """Abort what runs and give everything back. Idempotent."""

@@ -8,6 +8,7 @@ memory is read from disk for every token.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,8 @@ from edgellm.errors import MemoryBudgetError, RequestError
 from edgellm.models.config import CacheGroup, ModelConfig
 
 __all__ = ["MAX_CHUNK", "MemoryPlan", "PoolSizes", "block_bytes", "check_budget", "default_budget", "kv_bytes"]
-__all__ += ["kv_bytes_per_token", "make_plan", "pool_sizes", "private_bytes", "scratch_bytes", "window_blocks"]
+__all__ += ["kv_bytes_per_token", "make_plan", "peak_bytes", "pool_sizes", "private_bytes", "scratch_bytes"]
+__all__ += ["window_blocks"]
 
 KV_TYPES = {"f32": (4, 1), "f16": (2, 1), "q8_0": (34, 32)}
 """Bytes per elements."""
@@ -161,10 +163,13 @@ def make_plan(
     budget: int | None = None,
     draft_bytes: int = 0,
     runtime_bytes: int = 0,
+    n_logits: int = 64,
 ) -> MemoryPlan:
-    """The plan for one request of `ctx` tokens (None: the trained length, or less where the budget is smaller)."""
+    """The plan for one request of `ctx` tokens (None: the trained length, or less where the budget is smaller);
+    `n_logits`: rows of logits that a step may make, as in `scratch_bytes`."""
     budget = default_budget() if budget is None else budget
-    fixed = weights_bytes + scratch_bytes(config) + draft_bytes + runtime_bytes
+    scratch = scratch_bytes(config, n_logits=n_logits)
+    fixed = weights_bytes + scratch + draft_bytes + runtime_bytes
     max_ctx = _longest(config, kv_type, budget - fixed)
     if ctx is None:
         ctx = max(1, min(config.context_length, max_ctx))
@@ -174,7 +179,7 @@ def make_plan(
         weights_bytes=weights_bytes,
         kv_bytes_per_token=kv_bytes_per_token(config, kv_type),
         kv_bytes=kv,
-        scratch_bytes=scratch_bytes(config),
+        scratch_bytes=scratch,
         draft_bytes=draft_bytes,
         runtime_bytes=runtime_bytes,
         total_bytes=fixed + kv,
@@ -215,3 +220,11 @@ def private_bytes() -> int:
 
     info = psutil.Process(os.getpid()).memory_info()
     return int(info.rss) - int(getattr(info, "shared", 0))
+
+
+def peak_bytes() -> int:
+    """The most memory this process ever held, pages of mapped files included."""
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

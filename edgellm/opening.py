@@ -74,6 +74,7 @@ class Opened:
     tokenizer: Any
     template: Any
     on_close: tuple[Callable[[], None], ...]
+    draft_path: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,8 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
             prompt_cache.load()
             engine.before_close.append(prompt_cache.save)
         files = opened.pop_all()
-    return Opened(target.path, engine, target.tokenizer, template, (files.close,))
+    draft_path = draft.path if draft else None
+    return Opened(target.path, engine, target.tokenizer, template, (files.close,), draft_path)
 
 
 def _draft_kinds(draft: str | None) -> tuple[bool, str | None]:

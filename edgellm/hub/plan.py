@@ -104,7 +104,7 @@ def make(
     fixed = {"draft_bytes": _draft_bytes(draft, ctx, kv_type), "runtime_bytes": runtime_bytes(facts)}
 
     def planned(kv: str, length: int | None) -> MemoryPlan:
-        return memory.make_plan(facts.config, facts.weights_bytes, kv, length, budget, **fixed)
+        return memory.make_plan(facts.config, facts.weights_bytes, kv, length, budget, **fixed, n_logits=1)
 
     plan = planned(kv_type, ctx)
     advice: list[str] = []
@@ -133,8 +133,8 @@ def runtime_bytes(facts: ModelFacts) -> int:
     return _BASE_RUNTIME + _BYTES_PER_TOKEN * facts.vocab_size
 
 
-_BASE_RUNTIME = 150_000_000
-_BYTES_PER_TOKEN = 600
+_BASE_RUNTIME = 100_000_000
+_BYTES_PER_TOKEN = 290
 
 
 def local_facts(path: Path, name: str = "") -> ModelFacts:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -17,6 +20,7 @@ from edgellm.hub.web import Web
 from tests.support.gguf_bytes import F32, F32V, STRING, U32, GGUFBytes
 from tests.support.hubs import serve_hub
 from tests.support.origin import Origin, Reply
+from tests.support.real import real_model
 
 Q4_K, Q5_K, Q6_K = 12, 13, 14
 DIM, FFN, LAYERS, HEADS, KV_HEADS, VOCAB = 8192, 28672, 80, 64, 8, 128256
@@ -116,8 +120,6 @@ def test_only_the_header_is_read(origin: Origin, big: Path, monkeypatch: pytest.
     path = "llama-70b-Q4_K_M.gguf"
     origin.file(f"/cdn/{path}", big)
     listing = {"rfilename": path, "lfs": {"sha256": "a" * 64, "size": big.stat().st_size}}
-    import json
-
     body = json.dumps({"sha": "c" * 40, "siblings": [listing]}).encode()
     origin.handle(lambda r: Reply(body=body) if r.path.startswith("/api/models/u/r") else None)
     there = f"{origin.url}/cdn/{path}"
@@ -185,3 +187,25 @@ def test_machines() -> None:
         machine("cray-1")
     for name in ("m1-16gb", "m2-ultra-192gb", "m4-max-64gb"):
         assert MACHINES[name].budget < MACHINES[name].memory and MACHINES[name].source
+
+
+CHILD = """
+import sys
+from edgellm import LLM, SamplingParams
+from edgellm.memory import peak_bytes
+with LLM(sys.argv[1], ctx=512) as llm:
+    llm.generate([list(range(300, 780))], SamplingParams(max_tokens=32, temperature=0, ignore_eos=True))
+    print(llm.stats()["planned_bytes"], peak_bytes())
+"""
+
+
+@pytest.mark.real
+def test_planned_against_measured() -> None:
+    """A full context of 512 tokens, all weights touched (the embedding is the output head): 5% of the peak."""
+    path = real_model("gemma3-270m.gguf")
+    facts = plan.local_facts(path)
+    for _ in range(2):  # the first run may compile kernels, which is not what is planned
+        done = subprocess.run([sys.executable, "-c", CHILD, str(path)], capture_output=True, text=True, check=True)
+    planned_at_load, peak = map(int, done.stdout.split())
+    assert plan.make(facts, None, 512).memory.total_bytes == pytest.approx(peak, rel=0.05)
+    assert planned_at_load > 0
