@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
+import time
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -72,8 +74,14 @@ def _number(text: str) -> float:
 
 def utc_stamp(seconds: float | None = None) -> str:
     """RFC 3339 in UTC with microseconds and `Z`; now, or the given Unix time."""
-    moment = datetime.now(timezone.utc) if seconds is None else datetime.fromtimestamp(seconds, timezone.utc)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    whole, micros = divmod(time.time_ns() // 1000 if seconds is None else int(seconds * 1_000_000), 1_000_000)
+    return f"{_date(whole)}.{micros:06d}Z"
+
+
+@functools.lru_cache(maxsize=8)
+def _date(seconds: int) -> str:
+    """The part of a stamp that changes once a second: stamps are written for every token."""
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def local_stamp(seconds: float) -> str:

@@ -42,9 +42,12 @@ class Framer(Protocol):
         ...
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def dumps(value: Any) -> str:
     """Compact JSON on one line, for every reader's notion of a line."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = _encode(value)
     return text if text.isascii() else text.translate(_BREAKS)
 
 

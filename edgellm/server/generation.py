@@ -123,6 +123,8 @@ class Generation:
 
     def _delta(self, answer: _Answer, event: Any) -> Delta:
         pieces = answer.parser.push(event.text) if event.text else []
+        if len(pieces) == 1 and pieces[0].content and event.finish_reason is None and not event.logprobs:
+            return Delta(answer.index, pieces[0].content)
         if event.finish_reason is not None:
             pieces = [*pieces, *answer.parser.finish()]
         content = "".join(piece.content for piece in pieces)

@@ -7,7 +7,7 @@ from typing import Any
 from edgellm.errors import RequestError
 from edgellm.server.body import Wire
 from edgellm.server.durations import NS, keep_alive_seconds, utc_stamp
-from edgellm.server.frames import NDJSON, ndjson
+from edgellm.server.frames import NDJSON, dumps, ndjson
 from edgellm.server.job import Delta, Finish, Job, OutputFormat, ToolCall, merged
 from edgellm.server.messages import ChatMessage, Tool, no_images, to_tools, to_turns
 from edgellm.server.options import Options, parse_options
@@ -135,6 +135,9 @@ class OllamaChunks:
         self.model = model
         self.chat = chat
         self.raw = raw
+        self._head = f'{{"model":{dumps(model)},"created_at":'
+        plain = '"message":{"role":"assistant","content":', '},"done":false}'
+        self._plain = plain if chat else ('"response":', ',"done":false}')
 
     def chunk(self, delta: Delta) -> dict[str, Any]:
         """One object of the stream; the last one carries the metrics."""
@@ -170,6 +173,11 @@ class OllamaChunks:
 
     def push(self, delta: Delta) -> list[bytes]:
         """One line per delta."""
+        if delta.finish is None and not (delta.thinking or delta.tool_calls or delta.logprobs):
+            # What nearly every token is: only the time and the text differ.
+            before, behind = self._plain
+            line = f'{self._head}"{utc_stamp()}",{before}{dumps(delta.content)}{behind}\n'
+            return [line.encode()]
         return [ndjson(self.chunk(delta))]
 
     def close(self) -> list[bytes]:

@@ -68,9 +68,18 @@ class ChatFrames(_Frames):
         super().__init__(model, include_usage=include_usage)
         self._begun: set[int] = set()
         self._called: set[int] = set()
+        self._plain: dict[int, tuple[bytes, bytes]] = {}
 
     def push(self, delta: Delta) -> list[bytes]:
         """The role once per choice, then reasoning, content and calls apart, then the finish chunk."""
+        if (
+            delta.index in self._begun
+            and delta.content
+            and not (delta.finish or delta.thinking or delta.tool_calls or delta.logprobs)
+        ):
+            # What nearly every token is: only the text differs.
+            before, behind = self._around(delta.index)
+            return [before + dumps(delta.content).encode() + behind]
         frames = []
         if delta.index not in self._begun:
             self._begun.add(delta.index)
@@ -91,6 +100,13 @@ class ChatFrames(_Frames):
             self.finishes[delta.index] = delta.finish
             frames.append(self._chunk(delta.index, {}, self._reason(delta.finish, delta.index in self._called)))
         return frames
+
+    def _around(self, index: int) -> tuple[bytes, bytes]:
+        """A content chunk's bytes before and behind its text."""
+        if index not in self._plain:
+            before, _, behind = self._chunk(index, {"content": ""}).partition(b'"content":""')
+            self._plain[index] = (before + b'"content":', behind)
+        return self._plain[index]
 
     def whole(self, deltas: list[Delta]) -> dict[str, Any]:
         """The single object of a request that does not stream."""

@@ -1,5 +1,5 @@
-"""uvicorn's HTTP protocol with two additions: a limit on how long a request's head may take, and clients that close
-their sending side only.
+"""uvicorn's HTTP protocol with three additions: limits on how long a request's head may take and on how long a client
+may leave its answer unread, and clients that close their sending side only.
 
 A closed sending side (TCP half-close) and a client that has gone look the same: both are an end of file. Whether the
 client still reads shows only when something is sent to it, since a system that has no reader left answers with a reset.
@@ -28,6 +28,11 @@ class GuardedProtocol(H11Protocol):
 
     _head_timer: asyncio.TimerHandle | None = None
     _probe_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, send_timeout: float = 60.0, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._send_timeout = send_timeout
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Starts the clock for the first request's head."""
@@ -50,11 +55,22 @@ class GuardedProtocol(H11Protocol):
             self._head_timer = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops both clocks."""
-        for timer in (self._head_timer, self._probe_timer):
+        """Stops all clocks."""
+        for timer in (self._head_timer, self._probe_timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client does not keep up: it has `send_timeout` seconds to read some of what waits."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self._send_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has read some."""
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Keeps the connection of a client that may still read its answer; True keeps the transport open."""

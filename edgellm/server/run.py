@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import signal
 import socket
@@ -47,7 +48,7 @@ class EdgeServer(uvicorn.Server):
     def __init__(self, app: Starlette, settings: ServerSettings):
         config = uvicorn.Config(
             app,
-            http=GuardedProtocol,
+            http=functools.partial(GuardedProtocol, send_timeout=settings.send_timeout),  # type: ignore[arg-type]
             ws="none",
             lifespan="on",
             log_config=None,

@@ -44,7 +44,7 @@ async def _answer(state: ServerState, job: Job, framer: Framer, stream: bool) ->
     except BaseException:
         generation.close()
         raise
-    return FrameStream(generation, first, deltas, framer, state.settings.send_timeout)
+    return FrameStream(generation, first, deltas, framer)
 
 
 async def find_model(state: ServerState, name: str, missing: str = "model '{}' not found") -> ModelRecord:
