@@ -29,8 +29,10 @@ class Block:
         self.ffn = MLP(t, c.dim, c.ffn_dim, "gelu", gated=False)
         self.layer_output_norm = LayerNorm(t, "layer_output_norm", c.norm_eps, c.dim)
 
-    def __call__(self, x: Array, batch: Batch, kv: KVPages) -> Array:
-        x = self.attn_output_norm(self.b.add(x, self.attn(x, batch, kv)))
+    def attend(self, x: Array, batch: Batch, kv: KVPages) -> Array:
+        return self.attn_output_norm(self.b.add(x, self.attn(x, batch, kv)))
+
+    def feed(self, x: Array) -> Array:
         return self.layer_output_norm(self.b.add(x, self.ffn(x)))
 
 
@@ -56,7 +58,7 @@ class Bert:
         x = self.b.add(self.b.embed(self.token_embd, batch.ids), self.b.embed(self.position_embd, batch.positions))
         x = self.token_embd_norm(x)
         for block, pages in zip(self.blk, kv, strict=True):
-            x = block(x, batch, pages)
+            x = block.feed(block.attend(x, batch, pages))
         return self.b.take(x, batch.output_rows)
 
     def forward(self, batch: Batch, kv: Sequence[KVPages]) -> Array:

@@ -23,9 +23,12 @@ class Block:
         self.attn = Attention(t, c, layer, rope, qk_norm, qk_norm_over="heads")
         self.ffn = MLP(t, c.dim, c.ffn_dim, "silu")
 
-    def __call__(self, x: Array, batch: Batch, kv: KVPages) -> Array:
+    def attend(self, x: Array, batch: Batch, kv: KVPages) -> Array:
         h = self.attn_norm(x)
         return self.b.add(self.b.add(x, self.attn(h, batch, kv)), self.ffn(h))
+
+    def feed(self, x: Array) -> Array:
+        return x
 
 
 class CommandR(Decoder):

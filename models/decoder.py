@@ -16,11 +16,17 @@ __all__ = ["Block", "Decoder"]
 
 
 class Block(Protocol):
-    """One layer: (n_tokens, dim) -> (n_tokens, dim)."""
+    """One layer in two halves, each (n, dim) -> (n, dim)."""
 
     def __init__(self, t: Tensors, c: ModelConfig, layer: int, rope: RopeSpec | None) -> None: ...
 
-    def __call__(self, x: Array, batch: Batch, kv: KVPages) -> Array: ...
+    def attend(self, x: Array, batch: Batch, kv: KVPages) -> Array:
+        """The half in which tokens see each other; writes this layer's keys and values."""
+        ...
+
+    def feed(self, x: Array) -> Array:
+        """The half that computes row by row."""
+        ...
 
 
 class Decoder:
@@ -49,9 +55,11 @@ class Decoder:
         x = self.b.embed(self.token_embd, batch.ids)
         if self.config.embedding_scale != 1.0:
             x = self.b.scale(x, self.config.embedding_scale)
-        for block, pages in zip(self.blk, kv, strict=True):
-            x = block(x, batch, pages)
-        return self.output_norm(self.b.take(x, batch.output_rows))
+        last = self.blk[-1]
+        for block, pages in zip(self.blk[:-1], kv[:-1], strict=True):
+            x = block.feed(block.attend(x, batch, pages))
+        x = self.b.take(last.attend(x, batch, kv[-1]), batch.output_rows)  # what comes after goes row by row
+        return self.output_norm(last.feed(x))
 
     def forward(self, batch: Batch, kv: Sequence[KVPages]) -> Array:
         """Logits of the rows `batch.output_rows`: (n_out, vocab)."""

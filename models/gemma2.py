@@ -32,9 +32,11 @@ class Block:
         self.ffn = MLP(t, c.dim, c.ffn_dim, "gelu_tanh")
         self.post_ffw_norm = RMSNorm(t, "post_ffw_norm", c.norm_eps, c.dim)
 
-    def __call__(self, x: Array, batch: Batch, kv: KVPages) -> Array:
+    def attend(self, x: Array, batch: Batch, kv: KVPages) -> Array:
         h = self.attn(self.attn_norm(x), batch, kv)
-        x = self.b.add(x, self.post_attention_norm(h))
+        return self.b.add(x, self.post_attention_norm(h))
+
+    def feed(self, x: Array) -> Array:
         return self.b.add(x, self.post_ffw_norm(self.ffn(self.ffn_norm(x))))
 
 

@@ -28,8 +28,10 @@ class Block:
         self.post_attention_norm = RMSNorm(t, "post_attention_norm", c.norm_eps, c.dim)
         self.ffn = MoE(t, c, RouteSpec(c.n_experts_used, "softmax_topk", normalise=False), "swiglu_oai")
 
-    def __call__(self, x: Array, batch: Batch, kv: KVPages) -> Array:
-        x = self.b.add(x, self.attn(self.attn_norm(x), batch, kv))
+    def attend(self, x: Array, batch: Batch, kv: KVPages) -> Array:
+        return self.b.add(x, self.attn(self.attn_norm(x), batch, kv))
+
+    def feed(self, x: Array) -> Array:
         return self.b.add(x, self.ffn(self.post_attention_norm(x)))
 
 

@@ -23,8 +23,10 @@ class Block:
         self.ffn_norm = RMSNorm(t, "ffn_norm", c.norm_eps, c.dim)
         self.ffn = MoE(t, c, RouteSpec(c.n_experts_used, "softmax_topk", normalise=False))
 
-    def __call__(self, x: Array, batch: Batch, kv: KVPages) -> Array:
-        x = self.b.add(x, self.attn(self.attn_norm(x), batch, kv), self.residual_scale)
+    def attend(self, x: Array, batch: Batch, kv: KVPages) -> Array:
+        return self.b.add(x, self.attn(self.attn_norm(x), batch, kv), self.residual_scale)
+
+    def feed(self, x: Array) -> Array:
         return self.b.add(x, self.ffn(self.ffn_norm(x)), self.residual_scale)
 
 

@@ -28,8 +28,10 @@ class Block:
         self.ffn = MLP(t, c.dim, c.ffn_dim, "silu")
         self.post_ffw_norm = RMSNorm(t, "post_ffw_norm", c.norm_eps, c.dim)
 
-    def __call__(self, x: Array, batch: Batch, kv: KVPages) -> Array:
-        x = self.b.add(x, self.post_attention_norm(self.attn(x, batch, kv)))
+    def attend(self, x: Array, batch: Batch, kv: KVPages) -> Array:
+        return self.b.add(x, self.post_attention_norm(self.attn(x, batch, kv)))
+
+    def feed(self, x: Array) -> Array:
         return self.b.add(x, self.post_ffw_norm(self.ffn(x)))
 
 

@@ -25,8 +25,10 @@ class Block:
         shared = MLP(t, c.dim, int(c.extra["shared_ffn_dim"]), "silu", suffix="_shexp")
         self.ffn_shexp = GatedExpert(t, "ffn_gate_inp_shexp", c.dim, shared)
 
-    def __call__(self, x: Array, batch: Batch, kv: KVPages) -> Array:
-        x = self.b.add(x, self.attn(self.attn_norm(x), batch, kv))
+    def attend(self, x: Array, batch: Batch, kv: KVPages) -> Array:
+        return self.b.add(x, self.attn(self.attn_norm(x), batch, kv))
+
+    def feed(self, x: Array) -> Array:
         h = self.ffn_norm(x)
         return self.b.add(x, self.b.add(self.ffn(h), self.ffn_shexp(h)))
 

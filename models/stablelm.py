@@ -27,10 +27,13 @@ class Block:
         self.ffn_norm = None if c.extra["parallel"] else LayerNorm(t, "ffn_norm", c.norm_eps, c.dim)
         self.ffn = MLP(t, c.dim, c.ffn_dim, "silu")
 
-    def __call__(self, x: Array, batch: Batch, kv: KVPages) -> Array:
+    def attend(self, x: Array, batch: Batch, kv: KVPages) -> Array:
         h = self.attn_norm(x)
         x = self.b.add(x, self.attn(h, batch, kv))
-        return self.b.add(x, self.ffn(self.ffn_norm(x) if self.ffn_norm else h))
+        return x if self.ffn_norm else self.b.add(x, self.ffn(h))
+
+    def feed(self, x: Array) -> Array:
+        return self.b.add(x, self.ffn(self.ffn_norm(x))) if self.ffn_norm else x
 
 
 class StableLM(Decoder):

@@ -22,8 +22,10 @@ class Block:
         self.ffn_norm = LayerNorm(t, "ffn_norm", c.norm_eps, c.dim)
         self.ffn = MLP(t, c.dim, c.ffn_dim, "gelu_tanh", gated=False)
 
-    def __call__(self, x: Array, batch: Batch, kv: KVPages) -> Array:
-        x = self.b.add(x, self.attn(self.attn_norm(x), batch, kv))
+    def attend(self, x: Array, batch: Batch, kv: KVPages) -> Array:
+        return self.b.add(x, self.attn(self.attn_norm(x), batch, kv))
+
+    def feed(self, x: Array) -> Array:
         return self.b.add(x, self.ffn(self.ffn_norm(x)))
 
 

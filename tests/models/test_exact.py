@@ -53,4 +53,7 @@ def test_same_bits_on_every_path(name: str, backend: Backend) -> None:
         run.position = 0
         parts = [run.run(part.tolist(), variant=variant) for part in np.split(np.array(ids), cuts)]
         assert np.array_equal(np.concatenate(parts), whole), f"chunks cut at {cuts[:3]}"
+    run.position = 0
+    assert run.run(ids[:13], rows=[], variant=variant).shape == (0, whole.shape[1])
+    assert np.array_equal(run.run(ids[13:], variant=variant), whole[13:])
     assert np.array_equal(beside(model, backend, ids, golden.ids(1), variant), whole)

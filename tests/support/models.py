@@ -49,9 +49,8 @@ class Runner:
         self.tables = [order[None, :]] * len(self.config.cache_groups)
         self.position = 0
 
-    def run(self, ids: Sequence[int], all_rows: bool = True, variant: int = 0) -> npt.NDArray[np.float32]:
-        """Add `ids`; logits of all of them, (n, vocab), or of the last one, (1, vocab)."""
-        rows = None if all_rows else [len(ids) - 1]
+    def run(self, ids: Sequence[int], rows: Sequence[int] | None = None, variant: int = 0) -> npt.NDArray[np.float32]:
+        """Add `ids`; logits (n, vocab) of all of them, or of the given `rows`."""
         batch = make_batch([ids], [self.position], self.tables, rows, [variant])
         self.position += len(ids)
         return self.backend.execute(lambda b: self.model.forward(b, self.kv), batch)
@@ -65,9 +64,9 @@ class Runner:
         """`n` tokens after the prompt, each the one with the highest logit."""
         self.position = 0
         chosen = self.config.rope_variant(len(prompt) + n) if variant is None else variant
-        out = [int(self.run(prompt, all_rows=False, variant=chosen)[0].argmax())]
+        out = [int(self.run(prompt, rows=[len(prompt) - 1], variant=chosen)[0].argmax())]
         while len(out) < n:
-            out.append(int(self.run(out[-1:], all_rows=False, variant=chosen)[0].argmax()))
+            out.append(int(self.run(out[-1:], variant=chosen)[0].argmax()))
         return out
 
 
