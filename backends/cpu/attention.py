@@ -402,7 +402,7 @@ def record_attention(tape: Tape, q: Buf, pages: CPUPages, spec: AttentionSpec, s
             op = tape.op(item, 0, args, reads=[q, pages.span], writes=writes, scratch=size)
             writes = []
             tiles.ops.append(op)
-    args = (out, plan.combine, plan.cell, n_heads, kv.v_dim, group, 0 if sinks is None else sinks)
-    op = tape.op(attention_combine, 0, args, reads=[plan.span], writes=[out], scratch=8 * kv.v_dim + 256)
+    combine = (out, plan.combine, plan.cell, n_heads, kv.v_dim, group, 0 if sinks is None else sinks)
+    op = tape.op(attention_combine, 0, combine, reads=[plan.span], writes=[out], scratch=8 * kv.v_dim + 256)
     plan.combine_ops.append(op)
     return out

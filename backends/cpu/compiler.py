@@ -149,7 +149,8 @@ class _FrontEnd:
         def typer(context: Any, *args: Any) -> Any:
             if len(args) != len(op.params):
                 raise TypeError(f"{op.name} takes {len(op.params)} arguments, not {len(args)}")
-            bound, signature = None, []
+            bound: Any = None
+            signature: list[Any] = []
             for param, given in zip(op.params, args, strict=True):
                 if param == "lit":
                     if not isinstance(given, types.IntegerLiteral):

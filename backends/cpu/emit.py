@@ -114,7 +114,10 @@ class Emitter:
     def _float_to_half_by_integers(self, x: Any, count: int) -> Any:
         i32, f32 = f"i32x{count}", f"f32x{count}"
         bits = self.bitcast(x, i32)
-        c = lambda v: self.constant(i32, v)  # noqa: E731
+
+        def c(value: int) -> Any:
+            return self.constant(i32, value)
+
         body = self.b.and_(bits, c(0x7FFFFFFF))
         sign = self.b.and_(self.b.lshr(bits, c(16)), c(0x8000))
         # Normal range: rebias and round to even with an integer add. Subnormals: let a float add do the rounding.

@@ -162,7 +162,7 @@ class Library:
         if not wanted or jit_disabled():
             return
         todo = {k.name for k in self.missing(wanted.values())}
-        objects = {}
+        objects: dict[str, bytes] = {}
         for name, item in wanted.items():
             if name in todo and progress:
                 progress(len(todo & objects.keys()), len(todo), name)
@@ -206,9 +206,10 @@ class Library:
         """The compiled kernel as a Python callable (ctypes; drops the GIL), or the plain one when JIT is disabled."""
         if jit_disabled():
             return item
-        function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(self.address(item))
+        function: Any = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(self.address(item))
         function.library = self  # The code lives as long as the engine that holds it.
-        return function
+        result: Callable[[int, int, int, int], None] = function
+        return result
 
     def _link(self, objects: dict[str, bytes]) -> None:
         import llvmlite.binding as llvm

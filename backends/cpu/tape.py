@@ -193,7 +193,7 @@ class Tape:
         if isinstance(value, np.ndarray):
             self._keep.append(value)
             return value.ctypes.data
-        return float_bits(value) if isinstance(value, (float, np.floating)) else int(value)
+        return float_bits(float(value)) if isinstance(value, (float, np.floating)) else int(value)
 
     def keep(self, things: Sequence[Any]) -> None:
         """Keep objects alive as long as the tape."""

@@ -61,7 +61,7 @@ def _ids(llm: Any, item: str | Sequence[int], limit: int, truncate: bool) -> lis
         if any(not 0 <= token < llm.tokenizer.vocab_size for token in ids):
             raise RequestError(f"input: token ids must lie between 0 and {llm.tokenizer.vocab_size - 1}")
     if len(ids) <= limit:
-        return ids
+        return list(ids)
     if not truncate:
         raise RequestError(f"the input length exceeds the context length: {len(ids)} tokens, {limit} fit")
     return _cut(ids, limit, llm.tokenizer)
