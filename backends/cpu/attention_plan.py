@@ -78,7 +78,10 @@ class Plan:
         self._laid = tiles
         costs = [rows * (end - begin) for _, rows, _, begin, end in tiles]
         limit = max(1.0, sum(costs) * self._heads / (SHARE * self._threads))
-        slots, few, many, split = 0, [], [], []
+        slots = 0
+        few: list[Any] = []
+        many: list[Any] = []
+        split: list[Any] = []
         for tile, cost in zip(tiles, costs, strict=True):
             apart = cost > limit and tile[4] - tile[3] > 1
             placed = (*tile, slots if apart else -1)

@@ -17,6 +17,7 @@ from numba.core import compiler, types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.compiler_machinery import PassManager
 from numba.core.registry import cpu_target
+from numba.core.types.misc import unliteral
 from numba.extending import intrinsic, models, register_model
 
 from edgellm.backends.cpu.emit import Emitter, llvm_type
@@ -179,7 +180,7 @@ class _FrontEnd:
         compiled: dict[Any, _Unit] = {}
 
         def typer(context: Any, *args: Any) -> Any:
-            args = tuple(types.unliteral(a) for a in args)
+            args = tuple(unliteral(a) for a in args)
             if args not in compiled:
                 compiled[args] = self.compile(helper.function, args, None)
             unit = compiled[args]

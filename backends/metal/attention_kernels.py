@@ -25,15 +25,15 @@ class AttentionKernels:
     """The two kernels of one device."""
 
     def __init__(self, make: Callable[..., Any] | None = None):
-        make = make or mx.fast.metal_kernel
+        make_kernel: Callable[..., Any] = make or mx.fast.metal_kernel
         inputs = ["q", "k", "v", "k_scales", "v_scales", "table", "positions", "seqs", "params"]
-        self._partial = make(
+        self._partial: Callable[..., Any] = make_kernel(
             name="attention_partial",
             input_names=inputs,
             output_names=["sums", "stats"],
             source=kernel_text("attention_partial"),
         )
-        self._combine = make(
+        self._combine: Callable[..., Any] = make_kernel(
             name="attention_combine",
             input_names=["sums", "stats", "sinks"],
             output_names=["out"],
