@@ -380,6 +380,12 @@ def _few_rows(group: int) -> int:
     return next(r for r in range(min(limit, group), 0, -1) if group % r == 0)
 
 
+def attention_kernels(kv_type: str, k_dim: int, v_dim: int, group: int) -> tuple[Kernel, Kernel]:
+    """The kernels of one shape: for few rows of a sequence, and for many."""
+    few, many = (tile_kernel(kv_type, k_dim, v_dim, group, rows) for rows in (_few_rows(group), ROWS_AT_ONCE))
+    return few, many
+
+
 def record_attention(tape: Tape, q: Buf, pages: CPUPages, spec: AttentionSpec, sinks: Any, n_threads: int) -> Buf:
     """q (n_tokens, n_heads, k_dim) against the cache: (n_tokens, n_heads, v_dim)."""
     kv, layout = pages.spec, pages.layout

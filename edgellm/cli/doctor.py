@@ -82,7 +82,7 @@ def examine(threads: int | None) -> dict[str, Any]:
 
 
 def _warm() -> None:
-    from edgellm.backends.cpu.backend import all_kernels
+    from edgellm.backends.cpu.catalog import all_kernels
     from edgellm.backends.cpu.jit import Library
     from edgellm.cli.compile_bar import CompileBar
 
