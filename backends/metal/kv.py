@@ -64,6 +64,7 @@ class MetalKV(KVPages):
         n_slots = n_blocks * spec.block_size
         self.k = _Rows(n_slots, spec.n_kv_heads, spec.k_dim, spec.kv_type)
         self.v = _Rows(n_slots, spec.n_kv_heads, spec.v_dim, spec.kv_type)
+        mx.eval(self.arrays())  # a lazy array belongs to this thread; steps run on the engine's
 
     @property
     def nbytes(self) -> int:

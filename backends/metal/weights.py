@@ -50,6 +50,8 @@ def load_weight(tensor: QTensor) -> MetalWeight:
     mx.eval(data)
     small = len(tensor.shape) == 1 or tensor.name.endswith(".bias")
     dense = dequantize(data, tensor.type).reshape(*tensor.shape) if small else None
+    if dense is not None:
+        mx.eval(dense)  # a lazy array belongs to this thread; steps run on the engine's
     return MetalWeight(tensor.name, tensor.type, tensor.shape, data, dense)
 
 

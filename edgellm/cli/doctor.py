@@ -14,7 +14,7 @@ from edgellm.cli.machine import default_threads
 from edgellm.cli.opening import note
 from edgellm.cli.options import json_option
 from edgellm.cli.show import size_text
-from edgellm.errors import BackendUnavailable
+from edgellm.errors import BackendUnavailable, EdgeLLMError
 
 __all__ = ["doctor", "examine"]
 
@@ -91,12 +91,43 @@ def _warm() -> None:
     note(f"kernels are ready (compiled for {bar.seconds:.1f} s)")
 
 
+def _metal() -> None:
+    """Check and time the Metal backend; exit 1 when a kernel is wrong."""
+    from edgellm import backends
+
+    backends.create("metal").close()
+    import mlx.core as mx
+
+    from edgellm.backends.metal import selftest
+
+    info = mx.device_info()
+    facts = (f"{key} {info[key]}" for key in sorted(info))
+    click.echo(f"mlx {_version('mlx')} on {platform.platform()}: {', '.join(facts)}")
+    click.echo(f"bandwidth    {selftest.copy_bandwidth():.1f} GB/s")
+    if not mx.metal.is_available():
+        click.echo("no Metal device here: the kernels cannot be checked, models run on plain MLX ops")
+        return
+    wrong = 0
+    for check in selftest.check_kernels():
+        wrong += not check.passed
+        error = check.error if isinstance(check.error, str) else f"error {check.error:.1e}"
+        click.echo(f"{'ok   ' if check.passed else 'WRONG'} {check.name:<24} {error}")
+    for name, speed in selftest.kernel_speeds():
+        click.echo(f"one row {name:<8} {speed:7.1f} GB/s of weights")
+    if wrong:
+        raise EdgeLLMError(f"{wrong} Metal kernels are wrong on this device; please report the lines above")
+
+
 @click.command()
+@click.option("--backend", type=click.Choice(["metal"]), help="Check every kernel of this backend and time it.")
 @click.option("--warm", is_flag=True, help="Compile all kernels now, so that no later start has to.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads for the bandwidth test.")
 @json_option
-def doctor(warm: bool, threads: int | None, as_json: bool) -> None:
+def doctor(backend: str | None, warm: bool, threads: int | None, as_json: bool) -> None:
     """Describe this machine: CPU features, cores, memory, measured bandwidth, libraries, backends."""
+    if backend:
+        _metal()
+        return
     if warm:
         _warm()
     facts = examine(threads)
