@@ -84,8 +84,7 @@ class CPUBackend(Backend):
     def execute(self, forward: Callable[[Batch], Buf], batch: Batch) -> npt.NDArray[np.float32]:
         with self._lock:
             tape = self._tape_for(forward, batch)
-            tape.load(batch)
-            self._team.run(tape)
+            self._team.run(tape, batch)
             assert tape.output is not None
             return tape.output.copy()
 

@@ -209,6 +209,11 @@ class Emitter:
         """Fetch and add."""
         return self.b.atomic_rmw("add", self._pointer(address), x, "seq_cst")
 
+    def compare_exchange(self, address: Any, expected: Any, x: Any) -> Any:
+        """Compare and swap; the old value."""
+        pair = self.b.cmpxchg(self._pointer(address), expected, x, "seq_cst", "seq_cst")
+        return self.b.extract_value(pair, 0)
+
     def atomic_load(self, address: Any) -> Any:
         """Acquire."""
         return self.b.load_atomic(self._pointer(address), "acquire", 8)

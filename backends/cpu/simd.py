@@ -648,6 +648,16 @@ def atomic_add(address: int, x: int) -> int:
     return before
 
 
+@op("i64(i64, i64, i64)", lambda e, a, expected, x: e.compare_exchange(a, expected, x))
+def compare_exchange(address: int, expected: int, x: int) -> int:
+    """Write x if the int64 at an address is `expected`, sequentially consistent; returns what was there before."""
+    cell = view(address, np.int64, 1)
+    before = int(cell[0])
+    if before == expected:
+        cell[0] = x
+    return before
+
+
 @op("i64(i64)", lambda e, a: e.atomic_load(a))
 def atomic_load(address: int) -> int:
     """The int64 at an address, acquire."""

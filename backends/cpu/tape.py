@@ -31,7 +31,8 @@ Span = tuple[int, int]
 
 # Fields of an op's row, int64 each. A row is one cache line, the counter that threads take units from another.
 KERNEL, UNITS, STEP, BARRIER, ARGS, ROW = 0, 1, 2, 3, 4, 16
-COUNTER = 8
+COUNTER, DONE = 8, 9
+"""Next unit to claim, with the run's generation in the upper half; units that are done."""
 
 
 def float_bits(x: float) -> int:
@@ -46,6 +47,7 @@ class Arena:
         self._chunks: list[npt.NDArray[np.uint8]] = []
         self._index = self._offset = 0
         self._free: dict[int, deque[int]] = defaultdict(deque)
+        self._rows: list[npt.NDArray[np.int64]] = []
 
     @property
     def nbytes(self) -> int:
@@ -71,6 +73,19 @@ class Arena:
             self._index, self._offset = self._index + 1, 0
         self._chunks.append(np.empty(max(size + ALIGN, CHUNK), np.uint8))
         return self.take(size)
+
+    def take_rows(self, count: int) -> npt.NDArray[np.int64]:
+        """A table of tape rows, aligned to cache lines. A thread may look at a table (not: work on it) after its tape is
+        gone, so tables are kept for the next tape and never freed."""
+        size = max(64, 1 << (count - 1).bit_length())
+        for i, table in enumerate(self._rows):
+            if len(table) == size:
+                return self._rows.pop(i)
+        return _aligned(size, ROW)
+
+    def give_back_rows(self, table: npt.NDArray[np.int64]) -> None:
+        """Keep a table for the next tape."""
+        self._rows.append(table)
 
     def give_back(self, address: int, size: int) -> None:
         """Free what `take` gave."""
@@ -206,16 +221,21 @@ class Tape:
     def finish(self, output: Buf, address_of: Callable[[Kernel], int]) -> None:
         """End the recording: resolve kernels and lay out the rows."""
         self._recording = False
-        self.rows = _aligned(len(self._rows), ROW)
-        for row, values, kernel in zip(self.rows, self._rows, self.kernels, strict=True):
-            row[: len(values)] = values
-            row[KERNEL] = address_of(kernel)
+        table = self._arena.take_rows(len(self._rows))
+        weakref.finalize(self, self._arena.give_back_rows, table).atexit = False
+        table[:, COUNTER] = 0  # before the other fields, see `run_ops`
+        self.rows = table[: len(self._rows)]
+        self.rows[:, : ARGS + 1] = np.array(self._rows, np.int64).reshape(-1, ARGS + 1)
+        self.rows[:, KERNEL] = [address_of(kernel) for kernel in self.kernels]
         self.output = _array(output.address, output.shape)
         self.shared.clear()
 
     # Replaying.
-    def load(self, batch: Batch) -> None:
-        """Copy a batch of the recorded shape into the fixed arrays and run the replay callbacks."""
+    def load(self, batch: Batch, generation: int) -> None:
+        """Copy a batch of the recorded shape into the fixed arrays and run the replay callbacks. The counters come
+        first: a late thread of an earlier run must find nothing to claim."""
+        self.rows[:, COUNTER] = generation << 32
+        self.rows[:, DONE] = 0
         for name in FIELDS:
             getattr(self.batch, name)[:] = getattr(batch, name)
         for own, given in zip(self.batch.block_tables, batch.block_tables, strict=True):
@@ -223,7 +243,6 @@ class Tape:
             own[:, :width] = given[:, :width]
         for callback in self.replay:
             callback(batch)
-        self.rows[:, COUNTER] = 0
 
     def run_plain(self) -> None:
         """Run every op as plain Python, in order (JIT disabled)."""

@@ -1,8 +1,12 @@
 """A team of threads that run a tape together: each sits in one compiled call, so no Python runs between two ops.
 
-Threads take units of an op from its counter (an atomic add, so slow or disturbed cores simply take fewer) and meet at
-spin barriers where the tape asks for one. Between tapes workers spin for about 100 us, then sleep on a semaphore.
-State is an int64 array, one cache line (8) per field or thread; the calling thread is member 0.
+Threads claim units of an op from its counter. Where the tape asks for a barrier they wait until the units of the ops
+before it are *done*, not until every thread has arrived: a thread that the system has put aside holds the others up
+only while it holds a unit, and a slow core simply takes fewer. Each run has a generation, which stands in the upper
+half of every counter, so a thread that wakes up in an older run finds nothing to claim and comes home.
+
+Between tapes workers spin for about 100 us, then sleep on a semaphore. State is an int64 array, one cache line (8) per
+field or thread; the calling thread is member 0.
 """
 
 from __future__ import annotations
@@ -15,17 +19,19 @@ from typing import Any
 
 import numpy as np
 
+from edgellm.backends.base import Batch
 from edgellm.backends.cpu.jit import Library, inline, jit_disabled, kernel
-from edgellm.backends.cpu.simd import Op, atomic_add, atomic_load, load_i64, op, pause, store_i64
-from edgellm.backends.cpu.tape import ALIGN, ARGS, BARRIER, COUNTER, KERNEL, ROW, STEP, UNITS, Tape
+from edgellm.backends.cpu.simd import Op, atomic_add, atomic_load, compare_exchange, load_i64, op, pause, store_i64
+from edgellm.backends.cpu.tape import ALIGN, ARGS, BARRIER, COUNTER, DONE, KERNEL, ROW, STEP, UNITS, Tape
 
 __all__ = ["Team", "default_threads"]
 
 # Byte offsets in the state: a line each, then two lines per thread.
-GENERATION, ARRIVED, ROWS, N_OPS, YIELD, THREADS = 0, 64, 128, 136, 144, 192
-SEEN, PASSED, SCRATCH, ASLEEP, PER_THREAD = 0, 8, 16, 64, 128
-SPIN_BARRIER = 256  # pauses before a waiting thread offers its core to others (about 15 us on x86)
+GENERATION, ROWS, N_OPS, YIELD, THREADS = 0, 64, 72, 80, 128
+SEEN, SCRATCH, ASLEEP, PER_THREAD = 0, 8, 64, 128
+SPIN_WAIT = 256  # pauses before a waiting thread offers its core to others (about 15 us on x86)
 SPIN_IDLE = 2000  # pauses before an idle worker goes to sleep
+UNIT_MASK = (1 << 32) - 1
 
 
 def _no_twin(*args: int) -> None:
@@ -37,62 +43,82 @@ call_plain: Op = op("void(i64)", lambda e, f: e.call_address(f))(_no_twin)
 
 
 @inline
-def meet(state: int, own: int, n_threads: int) -> None:
-    """Arrive, and wait for all others. The count only ever rises, so nothing has to be reset."""
-    passed = load_i64(own + PASSED) + n_threads
-    store_i64(own + PASSED, passed)
-    atomic_add(state + ARRIVED, 1)
+def wait_done(state: int, first: int, last: int, generation: int) -> int:
+    """Wait until the ops of rows first..last are done. 0 if the run turns out to be over."""
     spins = 0
-    while atomic_load(state + ARRIVED) < passed:
-        pause()
-        spins += 1
-        if spins > SPIN_BARRIER:
-            call_plain(load_i64(state + YIELD))
-            spins = 0
+    current = 1
+    row = first
+    while row < last and current != 0:
+        if atomic_load(row + 8 * DONE) >= load_i64(row + 8 * UNITS):
+            row += 8 * ROW
+        elif atomic_load(row + 8 * COUNTER) >> 32 != generation:
+            current = 0
+        else:
+            pause()
+            spins += 1
+            if spins > SPIN_WAIT:
+                call_plain(load_i64(state + YIELD))
+                spins = 0
+    return current
 
 
 @inline
-def run_ops(state: int, own: int, n_threads: int) -> None:
-    """One thread's share of the tape."""
-    row, scratch = load_i64(state + ROWS), load_i64(own + SCRATCH)
-    for _ in range(load_i64(state + N_OPS)):
+def run_ops(state: int, generation: int, scratch: int, lead: int) -> None:
+    """One thread's share of the tape; `lead` 1: also wait for the end."""
+    row = load_i64(state + ROWS)
+    last = row + 8 * ROW * load_i64(state + N_OPS)
+    group = row
+    while row < last:
         if load_i64(row + 8 * BARRIER) != 0:
-            meet(state, own, n_threads)
-        units, step = load_i64(row + 8 * UNITS), load_i64(row + 8 * STEP)
-        function, args = load_i64(row + 8 * KERNEL), load_i64(row + 8 * ARGS)
-        begin = atomic_add(row + 8 * COUNTER, step)
-        while begin < units:
-            call_kernel(function, args, begin, min(begin + step, units), scratch)
-            begin = atomic_add(row + 8 * COUNTER, step)
+            if wait_done(state, group, row, generation) == 0:
+                return
+            group = row
+        counter = atomic_load(row + 8 * COUNTER)
+        while True:
+            # The counter is read before the row's other fields: a claim succeeds only if they belonged to it.
+            units, step = load_i64(row + 8 * UNITS), load_i64(row + 8 * STEP)
+            begin = counter & UNIT_MASK
+            if counter >> 32 != generation:
+                return
+            if begin >= units:
+                break
+            function, args = load_i64(row + 8 * KERNEL), load_i64(row + 8 * ARGS)
+            end = min(begin + step, units)
+            found = compare_exchange(row + 8 * COUNTER, counter, counter + step)
+            if found == counter:
+                call_kernel(function, args, begin, end, scratch)
+                atomic_add(row + 8 * DONE, end - begin)
+                found = atomic_load(row + 8 * COUNTER)
+            counter = found
         row += 8 * ROW
+    if lead != 0:
+        wait_done(state, group, last, generation)
 
 
 @kernel
 def team_publish(args: int, begin: int, end: int, scratch: int) -> None:
-    """Let the workers see a new tape. args: state."""
-    atomic_add(args + GENERATION, 1)
+    """Let the workers see a new tape. args: state; begin: its generation."""
+    atomic_add(args + GENERATION, begin - atomic_load(args + GENERATION))
 
 
 @kernel
 def team_lead(args: int, begin: int, end: int, scratch: int) -> None:
-    """Member 0's part of one tape. args: state; end: number of threads."""
-    run_ops(args, args + THREADS, end)
-    meet(args, args + THREADS, end)
+    """Member 0's part of one tape. args: state; begin: its generation."""
+    run_ops(args, begin, load_i64(args + THREADS + SCRATCH), 1)
 
 
 @kernel
 def team_work(args: int, begin: int, end: int, scratch: int) -> None:
-    """Member `begin` of `end`: run tapes as they are published, return after a quiet while with ASLEEP set."""
+    """Member `begin`: run tapes as they are published, return after a quiet while with ASLEEP set."""
     own = args + THREADS + begin * PER_THREAD
     seen = load_i64(own + SEEN)
     spins = 0
     while spins < SPIN_IDLE:
-        if atomic_load(args + GENERATION) != seen:
-            seen += 1
+        generation = atomic_load(args + GENERATION)
+        if generation != seen:
+            seen = generation
             store_i64(own + SEEN, seen)
-            run_ops(args, own, end)
-            store_i64(own + PASSED, load_i64(own + PASSED) + end)
-            atomic_add(args + ARRIVED, 1)
+            run_ops(args, seen, load_i64(own + SCRATCH), 0)
             spins = 0
         pause()
         spins += 1
@@ -140,28 +166,32 @@ class Team:
         self._wake = [threading.Semaphore(0) for _ in range(n_threads)]
         self._workers: list[threading.Thread] = []
         self._closing = False
+        self._generation = 0
         if not jit_disabled():
             library.load(KERNELS)
             self._publish, self._lead, self._work = (library.function(k) for k in KERNELS)
             yield_ = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
             self._state[YIELD // 8] = yield_ or 0
 
-    def run(self, tape: Tape) -> None:
-        """Run all ops of a tape whose batch is loaded."""
+    def run(self, tape: Tape, batch: Batch) -> None:
+        """Load a batch into a tape and run all of its ops."""
         with self._lock:
             if jit_disabled():
+                tape.load(batch, 0)
                 tape.run_plain()
                 return
+            self._generation += 1
+            tape.load(batch, self._generation)
             self._reserve(tape.scratch)
             self._start()
             state = self._state
             state[ROWS // 8], state[N_OPS // 8] = tape.rows.ctypes.data, len(tape.rows)
             if self.n_threads > 1:
-                self._publish(state.ctypes.data, 0, 0, 0)
+                self._publish(state.ctypes.data, self._generation, 0, 0)
                 for i in range(1, self.n_threads):
                     if state[(THREADS + i * PER_THREAD + ASLEEP) // 8]:
                         self._wake[i].release()
-            self._lead(state.ctypes.data, 0, self.n_threads, 0)
+            self._lead(state.ctypes.data, self._generation, 0, 0)
 
     def close(self) -> None:
         """End the workers. Idempotent; the team starts again when it is used again."""
@@ -178,6 +208,8 @@ class Team:
     def _reserve(self, size: int) -> None:
         if self._scratch and len(self._scratch[0]) >= size + ALIGN:
             return
+        # Workers read their address at the start of a run, so no run may be under way: `run` holds the lock, but a
+        # worker may be late. It holds no unit then, and touches scratch only through one.
         self._scratch = [np.empty(size + ALIGN, np.uint8) for _ in range(self.n_threads)]
         for i, memory in enumerate(self._scratch):
             self._state[(THREADS + i * PER_THREAD + SCRATCH) // 8] = -(-memory.ctypes.data // ALIGN) * ALIGN
