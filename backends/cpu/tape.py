@@ -75,8 +75,8 @@ class Arena:
         return self.take(size)
 
     def take_rows(self, count: int) -> npt.NDArray[np.int64]:
-        """A table of tape rows, aligned to cache lines. A thread may look at a table (not: work on it) after its tape is
-        gone, so tables are kept for the next tape and never freed."""
+        """A table of tape rows, aligned to cache lines. A late thread may look at one (not: work on it) after its tape
+        is gone, so tables are kept for the next tape and never freed."""
         size = max(64, 1 << (count - 1).bit_length())
         for i, table in enumerate(self._rows):
             if len(table) == size:
