@@ -14,7 +14,7 @@ from edgellm.config import BLOCK_SIZE
 from edgellm.errors import BackendUnavailable
 from edgellm.loader import open_gguf
 from edgellm.models.registry import load_model
-from tests.support.goldens import DATA, Golden, skip_without_experts
+from tests.support.goldens import DATA, Golden
 from tests.support.models import Runner, make_batch, new_kv
 
 NAMES = sorted(folder.name for folder in (DATA / "goldens").iterdir() if folder.name != "bert")
@@ -43,7 +43,6 @@ def beside(model: Any, backend: Backend, ids: list[int], neighbour: list[int], v
 
 @pytest.mark.parametrize("name", NAMES)
 def test_same_bits_on_every_path(name: str, backend: Backend) -> None:
-    skip_without_experts(name, backend)
     golden = Golden(name, DATA / "goldens")
     model = load_model(open_gguf(golden.path()), backend)
     ids, variant = golden.ids(2), model.config.rope_variant(len(golden.ids(2)))

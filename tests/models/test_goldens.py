@@ -13,7 +13,7 @@ from edgellm.backends.base import Backend
 from edgellm.errors import BackendUnavailable
 from edgellm.loader import open_gguf
 from edgellm.models.registry import load_model
-from tests.support.goldens import DATA, Golden, skip_without_experts
+from tests.support.goldens import DATA, Golden
 from tests.support.models import Runner
 
 TOLERANCE = 5e-4
@@ -40,7 +40,6 @@ def runner(path: Path, backend: Backend, kv_type: str = "f32") -> Runner:
 
 
 def check_golden(golden: Golden, backend: Backend) -> None:
-    skip_without_experts(golden.name, backend)
     run = runner(golden.path(), backend)
     for i in range(3):
         assert np.abs(run.logits(golden.ids(i)) - golden.logits(i)).max() < TOLERANCE

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgellm.backends.base import Backend
-
-__all__ = ["DATA", "Golden", "shared_goldens", "skip_without_experts"]
+__all__ = ["DATA", "Golden", "shared_goldens"]
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
@@ -21,15 +19,6 @@ def shared_goldens() -> Path | None:
     """The folder `goldens` of the shared set: $EDGELLM_SHARED, else ../shared beside the repository."""
     shared = Path(os.environ.get("EDGELLM_SHARED", ROOT.parent / "shared"))
     return shared / "goldens" if (shared / "goldens").is_dir() else None
-
-
-MIXTURES = {"mixtral", "qwen2moe", "qwen3moe", "olmoe", "gpt-oss", "granitemoe"}
-
-
-def skip_without_experts(name: str, backend: Backend) -> None:
-    """Skip mixtures of experts where the CPU backend has no kernels for them."""
-    if name in MIXTURES and backend.name == "cpu" and not (ROOT / "backends" / "cpu" / "experts.py").is_file():
-        pytest.skip("the CPU backend has no kernels for experts yet")
 
 
 class Golden:
