@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgellm.errors import TokenizerError
 from edgellm.tokenizer.pre import RULES, PreRule
-from edgellm.tokenizer.vocab import CONTROL, Vocab
+from edgellm.tokenizer.vocab import CONTROL, Vocab, array_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -45,7 +45,8 @@ class BPEEncoder:
     would drop them in silence; here a character that needs one becomes U+FFFD.
     """
 
-    def __init__(self, vocab: Vocab, rule: PreRule, merges: Sequence[str] | None):
+    def __init__(self, vocab: Vocab, rule: PreRule, metadata: Mapping[str, Any]):
+        merges = array_of(metadata, _MERGES, str)
         if merges is None:
             raise TokenizerError(f"{_MERGES} is absent, but {vocab.model!r} vocabularies need it")
         self._raw = rule.raw
@@ -123,11 +124,14 @@ def _build(vocab: Vocab, rule: PreRule, pairs: list[tuple[str, str]]) -> Tokeniz
         known[vocab.tokens[vocab.unk_id]] = vocab.unk_id
     try:
         model = models.BPE(known, pairs, **options)
-    except Exception:  # the library refuses merges of pieces that are no tokens; llama.cpp skips them, and so do we
+    except Exception:
+        # The library takes neither merges of pieces that are no tokens nor tokens that are no Unicode.
+        known = {token: i for token, i in known.items() if _is_unicode(token)}
         usable = [(a, b) for a, b in pairs if a in known and b in known and a + b in known]
-        log.warning(
-            "%s: %d entries join pieces outside the vocabulary and are left out", _MERGES, len(pairs) - len(usable)
-        )
+        n_left = len(pairs) - len(usable)
+        log.warning("%s: %d entries join pieces outside the vocabulary and are left out", _MERGES, n_left)
+        if options.get("unk_token") not in known:
+            options.pop("unk_token", None)
         model = models.BPE(known, usable, **options)
     tokenizer = Tokenizer(model)
     if not rule.raw:
@@ -135,6 +139,10 @@ def _build(vocab: Vocab, rule: PreRule, pairs: list[tuple[str, str]]) -> Tokeniz
         letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, letters])
     return tokenizer
+
+
+def _is_unicode(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 @cache

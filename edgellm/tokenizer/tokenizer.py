@@ -11,7 +11,7 @@ from edgellm.tokenizer.bpe import BPEEncoder, byte_letters, rule_for
 from edgellm.tokenizer.special import TokenMatcher
 from edgellm.tokenizer.spm import SPACE, SPMEncoder
 from edgellm.tokenizer.stream import StreamDecoder
-from edgellm.tokenizer.vocab import BYTE, CONTROL, UNKNOWN, USER_DEFINED, Vocab
+from edgellm.tokenizer.vocab import BYTE, CONTROL, UNKNOWN, USER_DEFINED, Vocab, array_of
 from edgellm.tokenizer.wordpiece import WordPieceEncoder
 
 __all__ = ["Tokenizer"]
@@ -105,11 +105,11 @@ class Tokenizer:
     def _encoder(self) -> _Encoder:
         vocab, metadata = self._vocab, self._metadata
         if self._rule is not None:
-            return BPEEncoder(vocab, self._rule, metadata.get("tokenizer.ggml.merges"))
+            return BPEEncoder(vocab, self._rule, metadata)
         if vocab.kind == "wordpiece":
             return WordPieceEncoder(vocab, metadata)
-        charsmap = metadata.get("tokenizer.ggml.precompiled_charsmap")
-        return SPMEncoder(vocab, b"" if charsmap is None else bytes(c & 255 for c in charsmap))
+        charsmap = array_of(metadata, "tokenizer.ggml.precompiled_charsmap", int) or []
+        return SPMEncoder(vocab, bytes(c & 255 for c in charsmap))
 
     def _matcher(self, *kinds: int) -> TokenMatcher:
         vocab = self._vocab

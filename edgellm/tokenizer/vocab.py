@@ -8,13 +8,14 @@ that name the key.
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgellm.errors import TokenizerError
 
-__all__ = ["BYTE", "CONTROL", "NORMAL", "UNKNOWN", "UNUSED", "USER_DEFINED", "Vocab"]
+__all__ = ["BYTE", "CONTROL", "NORMAL", "UNKNOWN", "UNUSED", "USER_DEFINED", "Vocab", "array_of"]
 
 log = logging.getLogger("edgellm")
 
@@ -50,7 +51,7 @@ class Vocab:
     """
 
     def __init__(self, metadata: Mapping[str, Any]):
-        model = metadata.get("tokenizer.ggml.model")
+        model = _text(metadata, "tokenizer.ggml.model")
         if model is None:
             raise TokenizerError("this file has no tokenizer (key tokenizer.ggml.model is absent)")
         if model not in KINDS:
@@ -58,7 +59,7 @@ class Vocab:
             raise TokenizerError(f"tokenizer.ggml.model is {model!r}, which edgellm does not know (it knows {known})")
         self.model: str = model
         self.kind = KINDS[model]
-        self.pre: str | None = metadata.get("tokenizer.ggml.pre")
+        self.pre = _text(metadata, "tokenizer.ggml.pre")
         self.tokens = _tokens(metadata)
         self.types = self._types(metadata)
         self.scores = self._scores(metadata)
@@ -77,27 +78,27 @@ class Vocab:
         self.markers_strip_right = self.kind == "spm" and ("phi-3" in name or "phi3" in name)
 
     def _types(self, metadata: Mapping[str, Any]) -> list[int]:
-        given = metadata.get("tokenizer.ggml.token_type")
-        if given is None:
+        types = array_of(metadata, "tokenizer.ggml.token_type", int)
+        if types is None:
             return [BYTE if _is_byte(token) else NORMAL for token in self.tokens]
-        types = _as_list(given)
         self._check_length("tokenizer.ggml.token_type", types)
-        # Markers such as DeepSeek's `<｜User｜>` are often marked user-defined, which plain text could spell.
         for i, kind in enumerate(types):
+            # Markers such as DeepSeek's `<｜User｜>` are often marked user-defined, which plain text could spell.
             if kind == USER_DEFINED and _MARKER.match(self.tokens[i]):
                 types[i] = CONTROL
+            if kind == BYTE and not _is_byte(self.tokens[i]):
+                types[i] = NORMAL
         return types
 
     def _scores(self, metadata: Mapping[str, Any]) -> list[float] | None:
-        given = metadata.get("tokenizer.ggml.scores")
-        if given is None:
-            if self.kind in ("spm", "unigram"):
-                raise TokenizerError(f"tokenizer.ggml.scores is absent, but {self.model!r} vocabularies need it")
-            return None
         if self.kind not in ("spm", "unigram"):
             return None
-        scores = _as_list(given)
+        scores = array_of(metadata, "tokenizer.ggml.scores", float, int)
+        if scores is None:
+            raise TokenizerError(f"tokenizer.ggml.scores is absent, but {self.model!r} vocabularies need it")
         self._check_length("tokenizer.ggml.scores", scores)
+        if not all(map(math.isfinite, scores)):
+            raise TokenizerError("tokenizer.ggml.scores holds a value that is no finite number; the file is damaged")
         return scores
 
     def _check_length(self, key: str, values: Sequence[Any]) -> None:
@@ -186,21 +187,34 @@ def _first(*candidates: int | None) -> int | None:
 
 
 def _tokens(metadata: Mapping[str, Any]) -> list[str]:
-    given = metadata.get("tokenizer.ggml.tokens")
-    if given is None:
-        raise TokenizerError("this file has no vocabulary (key tokenizer.ggml.tokens is absent)")
-    tokens = _as_list(given)
-    if not tokens or not isinstance(tokens[0], str):
-        raise TokenizerError("tokenizer.ggml.tokens must be a list of texts with at least one entry")
+    tokens = array_of(metadata, "tokenizer.ggml.tokens", str)
+    if not tokens:
+        raise TokenizerError("this file has no vocabulary (key tokenizer.ggml.tokens is absent or empty)")
     return tokens
 
 
-def _as_list(values: Any) -> list[Any]:
+def _text(metadata: Mapping[str, Any], key: str) -> str | None:
+    value = metadata.get(key)
+    if value is not None and not isinstance(value, str):
+        raise TokenizerError(f"{key} must be a text, not {type(value).__name__}")
+    return value
+
+
+def array_of(metadata: Mapping[str, Any], key: str, *kinds: type) -> list[Any] | None:
     """A plain list from whatever the loader gives for an array (a list, a lazy sequence or a numpy array)."""
-    if isinstance(values, list):
-        return list(values)
-    return list(values.tolist()) if hasattr(values, "tolist") else list(values)
+    given = metadata.get(key)
+    if given is None:
+        return None
+    if hasattr(given, "tolist"):
+        given = given.tolist()
+    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Sequence):
+        raise TokenizerError(f"{key} must be an array, not {type(given).__name__}")
+    values = list(given)
+    wrong = set(map(type, values)) - set(kinds)
+    if wrong:
+        raise TokenizerError(f"{key} must hold {kinds[0].__name__} values only, but has {wrong.pop().__name__}")
+    return values
 
 
 def _is_byte(token: str) -> bool:
-    return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+    return re.fullmatch("<0x[0-9A-Fa-f]{2}>", token) is not None

@@ -86,3 +86,22 @@ def test_model_absent_or_unknown():
         from_metadata(smollm2(model="rwkv"))
     with pytest.raises(TokenizerError, match=r"tokenizer\.ggml\.tokens"):
         from_metadata(smollm2(tokens=[]))
+
+
+VALUES = (None, 0, -1, 2**63, 1.5, True, "x", "", [], [None], ["a"] * 900, [0] * 900, [float("nan")] * 900, {})
+VALUES += (["\udc80"] * 900, [str(i) for i in range(900)], [6] * 900, [3] * 900, [""] * 900)
+
+
+@pytest.mark.parametrize("kind", ["spm", "unigram"])
+def test_any_value_of_any_key_works_or_is_a_one_line_error(kind):
+    _, metadata = trained(kind)
+    for key in metadata:
+        for value in VALUES:
+            try:
+                tokenizer = from_metadata(metadata | {key: value})
+                ids = tokenizer.encode("Hi <s> wörld  \n\n ▁ 🦙", special=True)
+            except TokenizerError as error:
+                assert "\n" not in str(error)
+                continue
+            assert all(0 <= i < tokenizer.vocab_size for i in ids)
+            tokenizer.decode(range(tokenizer.vocab_size), special=True)
