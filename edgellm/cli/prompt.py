@@ -66,14 +66,17 @@ class TerminalReader:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.output import create_output
 
-        out = sys.stdout if sys.stdout.isatty() else sys.stderr
+        output = create_output(sys.stdout if sys.stdout.isatty() else sys.stderr)
+        if hasattr(output, "enable_cpr"):
+            # Asking the terminal where its cursor is costs a second at every prompt on one that does not answer.
+            output.enable_cpr = False
         self._session: PromptSession[str] = PromptSession(
             message=[("ansicyan", ">>> ")],
             history=_history(history),
             key_bindings=_key_bindings(),
             multiline=True,
             prompt_continuation=[("ansicyan", "... ")],
-            output=create_output(out),
+            output=output,
             enable_history_search=True,
         )
 

@@ -25,7 +25,7 @@ class Terminal:
     def __init__(self, tmp_path: Path, *pieces: str, program: str | None = None, term: str = "xterm"):
         self.log = tmp_path / "log.jsonl"
         self.home = tmp_path / "home"
-        environment = {**os.environ, "EDGELLM_HOME": str(self.home), "TERM": term, "PROMPT_TOOLKIT_NO_CPR": "1"}
+        environment = {**os.environ, "EDGELLM_HOME": str(self.home), "TERM": term}
         command = program or f"exec {sys.executable} -m tests.cli.scripted_repl {self.log} {' '.join(pieces)}"
         self.child = pexpect.spawn(
             "/bin/sh",
