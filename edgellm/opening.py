@@ -35,7 +35,7 @@ from edgellm.memory import (
     kv_bytes,
     make_plan,
     pool_sizes,
-    private_bytes,
+    runtime_bytes,
     scratch_bytes,
 )
 from edgellm.models.config import ModelConfig
@@ -177,7 +177,7 @@ def size_up(
         config.ctx or None,
         budget,
         draft_bytes,
-        runtime_bytes=private_bytes(),
+        runtime_bytes=runtime_bytes(),
     )
     check_budget(plan, name)
     ctx = plan.ctx

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edgellm.errors import MemoryBudgetError
-from edgellm.memory import make_plan, private_bytes
+from edgellm.memory import make_plan, runtime_bytes
 from edgellm.server.catalog import ModelRecord
 from edgellm.server.settings import ServerSettings
 
@@ -61,7 +61,7 @@ class Loader:
             config = registry.config_from_metadata(gguf.metadata)
             weights = gguf.nbytes
         ctx = min(self.settings.ctx or config.context_length, config.context_length)
-        runtime = private_bytes()
+        runtime = runtime_bytes()
         plan = make_plan(config, weights, self.settings.kv_type, ctx, room // 2, runtime_bytes=runtime)
         if plan.fits:
             enough = plan.total_bytes + (_CONTEXTS - 1) * plan.kv_bytes

@@ -325,3 +325,19 @@ def test_the_distribution_is_the_targets(settings: dict[str, float]) -> None:
 
 class _NoEnd(ByteTokenizer):
     eog_ids = frozenset({VOCAB - 1})
+
+
+def test_check_pair_gives_a_verdict_with_reasons(tmp_path: Path) -> None:
+    from edgellm.measure.pair import weigh_pair
+
+    target = tiny_gguf(tmp_path / "target.gguf", context_length=128)
+    draft = tiny_gguf(tmp_path / "draft.gguf", context_length=64, n_layers=1, chat_template="{{ messages[0].content }}")
+    report = weigh_pair(target, draft, backend="reference", memory=1 << 30)
+    found = {finding.what.split(":")[0][:24]: finding.level for finding in report.findings}
+    assert report.verdict == "doubtful"
+    assert found["token tables are equal"] == "ok"
+    assert [f.level for f in report.findings if "chat templates differ in conversation 1" in f.what] == ["warning"]
+    assert [f.level for f in report.findings if "context (64) is shorter" in f.what] == ["warning"]
+    assert report.speed_ratio == pytest.approx((report.draft_tok_s or 0) / (report.target_tok_s or 1))
+    unfit = weigh_pair(target, tiny_gguf(tmp_path / "big.gguf", vocab_size=1200), memory=1 << 30)
+    assert (unfit.verdict, unfit.speed_ratio) == ("unfit", None)

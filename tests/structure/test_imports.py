@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "edgellm.pairing": LOWER,
     "edgellm.opening": {*LOWER, *PLAIN_MODELS, *ENGINE, *BACKENDS, "edgellm.hub", "edgellm.pairing"},
     "edgellm.llm": {*LOWER, *PLAIN_MODELS, *ENGINE, *BACKENDS, "edgellm.hub", "edgellm.opening"},
-    "edgellm.measure": {*LOWER, *PLAIN_MODELS, *ENGINE, *BACKENDS, "edgellm.llm"},
+    "edgellm.measure": {*LOWER, *PLAIN_MODELS, *ENGINE, *BACKENDS, "edgellm.llm", "edgellm.opening", "edgellm.pairing"},
     "edgellm.server": {*LOWER, *PLAIN_MODELS, *ENGINE, "edgellm.llm", "edgellm.hub"},
     "edgellm.cli": {
         *LOWER,
