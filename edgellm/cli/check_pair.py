@@ -16,15 +16,15 @@ MARKS = {"ok": "  ok      ", "warning": "  warning ", "error": "  UNFIT   "}
 
 @click.command("check-pair")
 @click.argument("target")
-@click.argument("draft")
+@click.argument("draft_model", metavar="DRAFT")
 @plain_model_options
 @json_option
-def check_pair(target: str, draft: str, model_flags: ModelFlags, as_json: bool) -> None:
+def check_pair(target: str, draft_model: str, model_flags: ModelFlags, as_json: bool) -> None:
     """Check that DRAFT can guess ahead for TARGET: tokens, special tokens, chat templates, contexts, measured speeds,
     and the memory both take. Exit code 1 if it cannot."""
     from edgellm.measure.pair import weigh_pair
 
-    report = weigh_pair(model_path(target), model_path(draft), **model_flags.given())
+    report = weigh_pair(model_path(target), model_path(draft_model), **model_flags.given())
     if as_json:
         click.echo(json.dumps(report.as_json()))
     else:
