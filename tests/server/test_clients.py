@@ -159,6 +159,31 @@ def test_langchain_openai(server: Live) -> None:
     assert len(vectors) == 2
 
 
+def checked(text: str) -> None:
+    value = json.loads(text)
+    assert set(value) == {"name", "age"} and len(value["name"]) <= 8 and 0 <= value["age"] <= 99
+
+
+def test_structured_output(server: Live) -> None:
+    ollama, openai = pytest.importorskip("ollama"), pytest.importorskip("openai")
+    anthropic, langchain = pytest.importorskip("anthropic"), pytest.importorskip("langchain_ollama")
+    ask = [{"role": "user", "content": "Tell me of a person."}]
+    checked(ollama.Client(host=server.url).chat("demo", ask, format=SCHEMA).message.content)
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": SCHEMA}}
+    reply = client.chat.completions.create(model="demo", messages=ask, response_format=wanted)
+    checked(reply.choices[0].message.content)
+    text: Any = {"format": {"type": "json_schema", "name": "person", "schema": SCHEMA, "strict": True}}
+    checked(client.responses.create(model="demo", input="Tell me.", text=text).output_text)
+    config: Any = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    claude = anthropic.Anthropic(base_url=server.url, api_key="none")
+    message = claude.messages.create(model="demo", messages=ask, max_tokens=200, extra_body={"output_config": config})
+    checked(message.content[0].text)
+    model = langchain.ChatOllama(model="demo", base_url=server.url)
+    person = model.with_structured_output({"title": "Person", **SCHEMA}, method="json_schema").invoke("Tell me.")
+    checked(json.dumps(person))
+
+
 LLM_OLLAMA = """
 import json, llm
 model = llm.get_model("ollama/demo:latest")
