@@ -71,8 +71,11 @@ class HubCatalog:
         return sorted(found, key=lambda record: -record.modified_at)
 
     def details(self, record: ModelRecord) -> ModelDetails:
-        """What the file's header says. Raises GGUFError."""
-        facts = record.path.stat()
+        """What the file's header says. Raises GGUFError, ModelNotFound for a file that is gone."""
+        try:
+            facts = record.path.stat()
+        except OSError:
+            raise ModelNotFound(f"the file of {record.name} is gone: {record.path}") from None
         key = (str(record.path), facts.st_mtime, facts.st_size, record.template)
         if key not in self._details:
             self._details[key] = read_details(record.path, record.template)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from edgellm.errors import RequestError
+from edgellm.errors import EdgeLLMError, RequestError
 from edgellm.server.body import Wire, parse, read_json
 from edgellm.server.catalog import ModelDetails, ModelRecord
 from edgellm.server.durations import local_stamp
@@ -23,6 +24,7 @@ from edgellm.server.state import ServerState
 __all__ = ["OLLAMA_VERSION", "CopyBody", "NameBody", "copy", "delete", "me"]
 __all__ += ["ps", "push", "root", "show", "status", "tags", "version"]
 
+_log = logging.getLogger("edgellm.server")
 OLLAMA_VERSION = "0.33.0"
 """The version of Ollama whose API this is; clients compare it with the one they need."""
 
@@ -74,7 +76,11 @@ async def tags(request: Request) -> Response:
     def entries() -> list[dict[str, Any]]:
         found = []
         for record in catalog.list():
-            details = catalog.details(record)
+            try:
+                details = catalog.details(record)
+            except EdgeLLMError as error:
+                _log.warning("%s is left out of the list: %s", record.name, error)
+                continue
             entry = {**_entry(record, details), "modified_at": local_stamp(record.modified_at)}
             found.append({**entry, "capabilities": list(details.capabilities)})
         return found

@@ -19,6 +19,8 @@ from edgellm.server.style import Style, reply_style
 __all__ = ["Prepared", "context_limit", "prepare"]
 
 _log = logging.getLogger("edgellm.server")
+MAX_STOPS, MAX_STOP_CHARS = 64, 8192
+"""Every new piece of text is searched for all of them, on the thread that all requests share."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ def prepare(job: Job, loaded: LoadedModel) -> Prepared:
     TemplateError, GrammarError: all before anything is computed.
     """
     record, llm = loaded.record, loaded.llm
+    if not llm.config.causal:
+        raise RequestError(f'"{record.name}" does not support {"generate" if job.messages is None else "chat"}')
     stored = parse_options(record.params, source=record.name)
     ctx = context_limit(job.num_ctx or stored.num_ctx, llm, record.name)
     style = reply_style(job, loaded)
@@ -76,6 +80,9 @@ def _params(
     # -1: to the end token or the context; -2: to the context, whatever the model says.
     fields["ignore_eos"] = asked == -2
     fields["max_tokens"] = room if asked < 0 else min(asked, room)
+    stops = fields.get("stop", ())
+    if len(stops) > MAX_STOPS or sum(map(len, stops)) > MAX_STOP_CHARS:
+        raise RequestError(f"stop: at most {MAX_STOPS} strings with {MAX_STOP_CHARS} characters together")
     vocab_size = llm.tokenizer.vocab_size
     if any(token >= vocab_size for token in fields.get("logit_bias") or ()):
         raise RequestError(f"logit_bias: token ids must be below {vocab_size}")

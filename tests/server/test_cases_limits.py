@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from typing import Any
 
@@ -190,3 +191,31 @@ def test_stored_options_system_and_messages_are_the_models_own() -> None:
         assert chat(server, HI, options={"num_predict": 5}).json()["message"]["content"] == "xy"
         own = {"role": "system", "content": "No."}
         assert chat(server, [own, *HI]).json()["prompt_eval_count"] == n_tokens([own, stored[1], *HI])
+
+
+def test_a_full_queue_is_503_and_says_when_to_come_back() -> None:
+    llm = {"max_seqs": 1, "max_waiting": 1, "delay": 0.02}
+    with live_scripted(say("xy", end=False), llm=llm) as server:
+        server.client.post("/api/generate", json={"model": "fake"})
+        with ThreadPoolExecutor(6) as pool:
+            limit = {"num_predict": 20}
+            replies = list(pool.map(lambda _: chat(server, HI, options=limit), range(6)))
+        full = [reply for reply in replies if reply.status_code != 200]
+        assert 1 <= len(full) <= 4
+        for reply in full:
+            assert reply.status_code == 503 and reply.headers["retry-after"] == "1"
+            text = "server busy, please try again.  maximum pending requests exceeded"
+            assert reply.json() == {"error": text}
+
+
+@pytest.mark.parametrize("stop", [["x"] * 65, ["y" * 9000]])
+def test_stop_strings_are_bounded(server: Live, stop: list[str]) -> None:
+    reply = chat(server, HI, options={"stop": stop})
+    assert reply.status_code == 400 and "stop" in reply.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"top_k": 10**30}, {"seed": 10**30}, {"seed": -5}, {"repeat_last_n": 10**30}, {"top_k": -(10**30)}]
+)
+def test_numbers_of_any_size_are_no_error_of_the_server(server: Live, options: dict[str, int]) -> None:
+    assert chat(server, HI, options={**options, "num_predict": 2, "repeat_penalty": 1.1}).status_code in (200, 400)
