@@ -84,9 +84,12 @@ class CPUBackend(Backend):
     def execute(self, forward: Callable[[Batch], Buf], batch: Batch) -> npt.NDArray[np.float32]:
         with self._lock:
             tape = self._tape_for(forward, batch)
-            self._team.run(tape, batch)
+            self._run(tape, batch)
             assert tape.output is not None
             return tape.output.copy()
+
+    def _run(self, tape: Tape, batch: Batch) -> None:
+        self._team.run(tape, batch)
 
     def close(self) -> None:
         self._team.close()

@@ -9,12 +9,13 @@ functions marked `@inline`; nothing else: no arrays, no exceptions, no library c
 written out.
 
 Compiling needs Numba (the front end) and takes about half a second a kernel; loading takes llvmlite only. The cache is
-`<home>/kernels/<cpu>-<isa>-<versions>/<kernel>-<hash of its sources>.o`, written by rename, so several processes may
-compile at once and the package itself may be read-only.
+`<home>/kernels/<cpu>-<isa>-<versions>/<kernel>-<hash of its sources>.o` (a checksum, then the object), written by
+rename, so several processes may compile at once and the package itself may be read-only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import importlib.metadata
@@ -33,6 +34,8 @@ from edgellm.config import home
 
 __all__ = ["Inline", "Kernel", "Library", "Target", "host_target", "inline", "jit_disabled", "kernel"]
 
+DIGEST = 16
+"""Bytes of checksum before the object code in a cache file."""
 SYMBOLS_ALLOWED = {"memset", "memcpy", "memmove"}
 
 
@@ -154,43 +157,49 @@ class Library:
     def missing(self, kernels: Iterable[Kernel]) -> list[Kernel]:
         """Kernels that are neither loaded nor on disk."""
         wanted = {k.name: k for k in kernels if k.name not in self._addresses}
-        return [k for k in wanted.values() if not (self.folder / f"{k.key}.o").exists()]
+        return [k for k in wanted.values() if self._cached(k) is None]
 
     def load(self, kernels: Iterable[Kernel], progress: Callable[[int, int, str], None] | None = None) -> None:
         """Make the kernels callable. `progress(done, total, name)` is called around each one that must be compiled."""
         wanted = {k.name: k for k in kernels if k.name not in self._addresses}
         if not wanted or jit_disabled():
             return
-        todo = {k.name for k in self.missing(wanted.values())}
-        objects: dict[str, bytes] = {}
-        for name, item in wanted.items():
-            if name in todo and progress:
-                progress(len(todo & objects.keys()), len(todo), name)
-            objects[name] = self.object_code(item)
+        found = {name: self._cached(item) for name, item in wanted.items()}
+        objects = {name: code for name, code in found.items() if code is not None}
+        todo = [item for name, item in wanted.items() if name not in objects]
+        for done, item in enumerate(todo):
+            if progress:
+                progress(done, len(todo), item.name)
+            objects[item.name] = self.object_code(item)
         if todo and progress:
             progress(len(todo), len(todo), "")
         self._link(objects)
 
     def object_code(self, item: Kernel) -> bytes:
         """The kernel's object file: from the cache, or compiled now and put there."""
-        path = self.folder / f"{item.key}.o"
-        try:
-            return path.read_bytes()
-        except OSError:
-            pass
+        cached = self._cached(item)
+        if cached is not None:
+            return cached
         if self._compiler is None:
             from edgellm.backends.cpu.compiler import Compiler
 
             self._compiler = Compiler(self.target)
         code: bytes = self._compiler.object_code(item)
-        try:
+        # A cache that cannot be written costs time at the next start, nothing else.
+        with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".tmp", delete=False) as file:
-                file.write(code)
-            os.replace(file.name, path)
-        except OSError:
-            pass  # A cache that cannot be written costs time at the next start, nothing else.
+                file.write(_digest(code) + code)
+            os.replace(file.name, self.folder / f"{item.key}.o")
         return code
+
+    def _cached(self, item: Kernel) -> bytes | None:
+        """Object code on disk; None when it is not there or damaged (a bad object would end the process)."""
+        try:
+            data = (self.folder / f"{item.key}.o").read_bytes()
+        except OSError:
+            return None
+        return data[DIGEST:] if data[:DIGEST] == _digest(data[DIGEST:]) and len(data) > DIGEST else None
 
     def address(self, item: Kernel) -> int:
         """Where the compiled kernel is in memory."""
@@ -221,6 +230,10 @@ class Library:
         engine.finalize_object()
         for name in objects:
             self._addresses[name] = engine.get_function_address(symbol(name))
+
+
+def _digest(code: bytes) -> bytes:
+    return hashlib.sha256(code).digest()[:DIGEST]
 
 
 def symbol(name: str) -> str:

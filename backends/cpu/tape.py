@@ -144,7 +144,7 @@ class Tape:
         self._recording = True
         self.kernels: list[Kernel] = []
         self._rows: list[list[int]] = []
-        self._args: list[npt.NDArray[np.int64]] = []
+        self.arguments: list[npt.NDArray[np.int64]] = []
         self._keep: list[Any] = []
         self._reads: list[Span] = []
         self._writes: list[Span] = []
@@ -196,8 +196,8 @@ class Tape:
             self._reads, self._writes = [], []
         self._reads += read
         self._writes += written
-        self._args.append(np.array([self._argument(a) for a in args], np.int64))
-        self._rows.append([0, units, step, int(barrier), self._args[-1].ctypes.data])
+        self.arguments.append(np.array([self._argument(a) for a in args], np.int64))
+        self._rows.append([0, units, step, int(barrier), self.arguments[-1].ctypes.data])
         self.kernels.append(kernel)
         self.scratch = max(self.scratch, scratch)
         return len(self._rows) - 1
