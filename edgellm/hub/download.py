@@ -16,7 +16,7 @@ import httpx
 
 from edgellm.errors import CancelledError, PullError
 from edgellm.hub.fetch import TRIES, Fetcher, RangeIgnored
-from edgellm.hub.journal import Partial
+from edgellm.hub.journal import Partial, part_digest
 from edgellm.hub.web import connection_error
 
 __all__ = ["download", "whole_digest"]
@@ -68,7 +68,7 @@ def whole_digest(partial: Partial) -> str:
 
 def _damaged(partial: Partial) -> list[int]:
     """Parts whose bytes on disk are not those that arrived."""
-    return [part for part, known in partial.done.items() if hashlib.sha256(partial.read(part)).hexdigest() != known]
+    return [part for part, known in partial.done.items() if part_digest(partial.read(part)) != known]
 
 
 def _repair(fetcher: Fetcher, partial: Partial, digest: str, progress: Progress, connections: int) -> str:
@@ -76,7 +76,7 @@ def _repair(fetcher: Fetcher, partial: Partial, digest: str, progress: Progress,
     suspects = deque(range(partial.geometry.n_parts))
     found = ""
     while suspects:
-        transfer = _Transfer(fetcher, partial, suspects, progress, connections, known=dict(partial.done))
+        transfer = _Transfer(fetcher, partial, suspects, progress, connections, compare=True)
         transfer.run(hash_all=False)
         found = whole_digest(partial)
         if found == digest:
@@ -87,7 +87,8 @@ def _repair(fetcher: Fetcher, partial: Partial, digest: str, progress: Progress,
 
 
 class _Transfer:
-    """One round: fetches the parts of `todo`. With `known` digests it stops after the first part that differs."""
+    """One round: fetches the parts of `todo`. With `compare` only parts that differ from the file are written, and the
+    first of them ends the round."""
 
     def __init__(
         self,
@@ -96,23 +97,23 @@ class _Transfer:
         todo: Iterable[int],
         progress: Progress,
         connections: int,
-        known: dict[int, str] | None = None,
+        compare: bool = False,
     ):
         self.fetcher = fetcher
         self.partial = partial
         self.geometry = partial.geometry
         self.todo = deque(todo)
-        self.known = known
+        self.compare = compare
         self.connections = connections or (4 if self.geometry.size < 1 << 30 else 8)
         self._progress = progress
         self._changed = threading.Condition()
-        self._have = set(partial.done) if known is None else set()
+        self._have = set() if compare else set(partial.done)
         self._kept: dict[int, bytearray] = {}
         self._kept_bytes = 0
         self._written: list[tuple[int, str]] = []
         self._unsynced = 0
         self._most_unsynced = max(self.geometry.size // 200, self.geometry.part_size, _SMALLEST_UNSYNCED)
-        self._arrived = partial.done_bytes if known is None else 0
+        self._arrived = 0 if compare else partial.done_bytes
         self._reported = 0
         self._working = 0
         self._differs = False
@@ -192,17 +193,17 @@ class _Transfer:
 
     def _deliver(self, part: int, block: bytearray) -> None:
         """Writes a part that is whole, and hands it to the journal and to the hash."""
-        digest = hashlib.sha256(block).hexdigest()
-        differs = self.known is not None and self.known.get(part) != digest
-        if self.known is None or differs:
+        differs = self.compare and (part not in self.partial.done or self.partial.read(part) != block)
+        if differs or not self.compare:
             self.partial.write(self.geometry.span(part)[0], block)
+        digest = part_digest(block)
         with self._changed:
             self._have.add(part)
-            if self.known is None or differs:
+            if differs or not self.compare:
                 self._written.append((part, digest))
                 self._unsynced += len(block)
             self._differs = self._differs or differs
-            if self.known is None and self._kept_bytes + len(block) <= _KEPT_BYTES:
+            if not self.compare and self._kept_bytes + len(block) <= _KEPT_BYTES:
                 self._kept[part] = block
                 self._kept_bytes += len(block)
             self._changed.notify_all()

@@ -73,7 +73,7 @@ class Fetcher:
 
     def location(self) -> Location:
         """The current address of the bytes, asked for with patience. PullError when there is none."""
-        failures = 0
+        failures = renewals = 0
         while True:
             self._pause()
             try:
@@ -87,6 +87,9 @@ class Fetcher:
                 if self._told_to_wait(refused.answer):
                     continue
                 problem = refused.as_error()
+                if refused.answer.status in (401, 403, 410) and renewals < RENEWALS:
+                    renewals += 1  # a signed address may be dead on arrival
+                    continue
                 if refused.answer.status < 500:
                     raise problem from None
             failures += 1

@@ -2,6 +2,9 @@
 
 The order that makes a resume right after a power loss: a part's bytes are written, the data file is synced, and only
 then does the part's line go into the journal. A part without a line is fetched again, whatever the file holds.
+
+Parts carry a CRC-32: it only has to tell which part the disk damaged once the SHA-256 of the whole is wrong, and it
+costs a sixth of a second SHA-256.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import fcntl
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +21,16 @@ from pathlib import Path
 from edgellm.errors import StoreError
 from edgellm.hub.disk import make_folder, sync_folder, write_atomic, write_failed
 
-__all__ = ["Geometry", "Partial", "part_size_for"]
+__all__ = ["Geometry", "Partial", "part_digest", "part_size_for"]
 
-_LINE = re.compile(r"(\d{1,9}) ([0-9a-f]{64})\Z")
+_LINE = re.compile(r"(\d{1,9}) ([0-9a-f]{8})\Z")
 _SMALLEST_PART, _LARGEST_PART = 256 << 10, 8 << 20
 _PARTS = 640
+
+
+def part_digest(data: bytes | bytearray | memoryview) -> str:
+    """CRC-32 of a part's bytes, eight hex digits."""
+    return f"{zlib.crc32(data):08x}"
 
 
 def part_size_for(size: int) -> int:
@@ -53,7 +62,7 @@ class Geometry:
 
 
 class Partial:
-    """One download's two files. `done`: the SHA-256 (hex) of each part that is safely there.
+    """One download's two files. `done`: the CRC-32 (`part_digest`) of each part that is safely there.
 
     Not thread-safe but for `write`, which any thread may call for parts of its own.
     """

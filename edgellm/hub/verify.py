@@ -14,7 +14,7 @@ import numpy.typing as npt
 from edgellm.errors import EdgeLLMError
 from edgellm.hub import store as st
 from edgellm.hub.disk import write_failed
-from edgellm.hub.journal import Partial
+from edgellm.hub.journal import Partial, part_digest
 from edgellm.hub.manifest import Layer
 from edgellm.hub.names import is_path
 from edgellm.hub.store import Store
@@ -116,7 +116,7 @@ def _set_aside(store: Store, layer: Layer, report: Report) -> None:
         raise write_failed(blob, error) from None
     partial = Partial(store.partial, key, layer.size, report.name)
     parts = range(partial.geometry.n_parts)
-    partial.note([(part, hashlib.sha256(partial.read(part)).hexdigest()) for part in parts])
+    partial.note([(part, part_digest(partial.read(part))) for part in parts])
     partial.mark_bad(True)
     partial.close()
     report.problems.append(f"it was set aside; run `edgellm pull {report.name}` to repair it")

@@ -7,6 +7,7 @@ import hashlib
 import os
 import threading
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -251,7 +252,7 @@ def test_damage_on_disk_refetches_only_the_bad_part(origin: Origin, store: Store
     for i in range(partial.geometry.n_parts):
         piece = data[i * part : (i + 1) * part]
         partial.write(i * part, piece if i != 3 else bytes(len(piece)))  # the disk lost part 3
-        partial.note([(i, hashlib.sha256(piece).hexdigest())])
+        partial.note([(i, f"{zlib.crc32(piece):08x}")])
     partial.close()
     assert get(origin, store).path.read_bytes() == data
     assert origin.asked(where) == part
