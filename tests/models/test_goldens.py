@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgellm import LLM, SamplingParams
 from edgellm.backends import create
 from edgellm.backends.base import Backend
 from edgellm.errors import BackendUnavailable
@@ -49,6 +50,16 @@ def check_golden(golden: Golden, backend: Backend) -> None:
 @pytest.mark.parametrize("name", OURS)
 def test_logits_and_greedy_ids_equal_transformers(name: str, backend: Backend) -> None:
     check_golden(Golden(name, DATA / "goldens"), backend)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_greedy_ids_through_the_engine(name: str) -> None:
+    """Block tables, windows and rotary variants as the engine makes them, beside a neighbour."""
+    golden = Golden(name, DATA / "goldens")
+    params = SamplingParams(temperature=0, max_tokens=len(golden.greedy), ignore_eos=True)
+    with LLM(golden.path(), backend="cpu", kv_type="f32") as llm:
+        answer, _ = llm.generate([golden.prompt, golden.ids(1)], params)
+    assert answer.ids == golden.greedy
 
 
 @pytest.mark.parametrize("name", SHARED)
