@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from edgellm.errors import TokenizerError
@@ -21,6 +21,8 @@ __all__ = ["BPEEncoder", "byte_letters", "rule_for"]
 
 log = logging.getLogger("edgellm")
 _MERGES = "tokenizer.ggml.merges"
+_CJK_PART = 1024
+_CJK_RUN = re.compile(rf"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3]{{{2 * _CJK_PART},}}")
 
 
 def rule_for(vocab: Vocab) -> PreRule:
@@ -50,6 +52,7 @@ class BPEEncoder:
         if merges is None:
             raise TokenizerError(f"{_MERGES} is absent, but {vocab.model!r} vocabularies need it")
         self._raw = rule.raw
+        self._metadata = metadata
         self._ids = vocab.ids
         self._unk_id = vocab.unk_id
         with _no_collection():
@@ -60,7 +63,8 @@ class BPEEncoder:
     def encode(self, text: str, after_special: bool) -> list[int]:
         """`after_special` means nothing to BPE: it has no space prefix."""
         if not self._raw:
-            return list(self._tokenizer.encode(self._spellable(text), add_special_tokens=False).ids)
+            parts = self._cut(self._spellable(text))
+            return [i for part in parts for i in self._tokenizer.encode(part, add_special_tokens=False).ids]
         ids: list[int] = []
         for part in re.split("(▁)", text):
             if part == "▁":  # a literal one; written as a piece it would read as a space
@@ -75,6 +79,32 @@ class BPEEncoder:
             return text
         missing = set(self._missing)
         return "".join(letter if missing.isdisjoint(letter.encode()) else "\ufffd" for letter in text)
+
+    def _cut(self, text: str) -> Iterator[str]:
+        """Cuts endless runs of CJK letters, which are one word, where no merge can join the two sides: the same ids,
+        but words that fit the processor's cache."""
+        begin = 0
+        for run in _CJK_RUN.finditer(text) if len(text) > _CJK_PART else ():
+            cuts = range(run.start() + _CJK_PART, run.end(), _CJK_PART)
+            for cut in cuts:
+                left, right = (self._letters(text[cut - 1]), self._letters(text[cut]))
+                if (left[-1], right[0]) not in self._joined:
+                    yield text[begin:cut]
+                    begin = cut
+        yield text[begin:]
+
+    def _letters(self, text: str) -> str:
+        return "".join(self._letter_of[byte] for byte in text.encode())
+
+    @cached_property
+    def _letter_of(self) -> dict[int, str]:
+        return {byte: letter for letter, byte in byte_letters().items()}
+
+    @cached_property
+    def _joined(self) -> frozenset[tuple[str, str]]:
+        """The byte letters that merges bring together: the last of the left piece, the first of the right one."""
+        merges = array_of(self._metadata, _MERGES, str) or []
+        return frozenset((left[-1], right[0]) for left, right in _pairs(merges))
 
     def _encode_raw(self, text: str) -> list[int]:
         ids: list[int] = []

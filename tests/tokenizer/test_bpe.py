@@ -72,6 +72,19 @@ def test_b09_long_runs_under_other_rules(pre):
         assert tokenizer.decode(tokenizer.encode(text, bos=False)) == text
 
 
+@pytest.mark.parametrize("merges", [[], ["æĹ ¥", "¥ æ"]], ids=["as it is", "merges across letters"])
+def test_long_cjk_runs_are_cut_without_changing_ids(merges):
+    rng = random.Random(1)
+    tokens, known = list(smollm2()["tokenizer.ggml.tokens"]), smollm2()["tokenizer.ggml.merges"]
+    tokens[400:402] = ["æĹ¥", "¥æ"]  # two tokens whose second crosses from one letter to the next
+    tokenizer = from_metadata(smollm2(tokens=tokens, merges=[*merges, *known]))
+    run = "".join(chr(rng.choice([rng.randrange(0x4E00, 0x9FFF), rng.randrange(0x3040, 0x30FF)])) for _ in range(6000))
+    text = f"a {run}日本日日 b"
+    library = tokenizer._encoder._tokenizer
+    assert len(list(tokenizer._encoder._cut(text))) > 2
+    assert tokenizer.encode(text) == library.encode(text, add_special_tokens=False).ids
+
+
 def test_b10_bos_only_where_the_model_adds_it(tokenizer):
     assert tokenizer.add_bos is False
     assert tokenizer.encode("Hello") == [19556]
