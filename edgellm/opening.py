@@ -40,7 +40,7 @@ from edgellm.memory import (
 )
 from edgellm.models.config import ModelConfig
 from edgellm.models.registry import config_from_metadata, load_model
-from edgellm.pairing import compare_files, refuse_misfit
+from edgellm.pairing import check_pair, compare_files
 from edgellm.tokenizer import Tokenizer, from_metadata
 
 __all__ = ["ModelFile", "Opened", "Settings", "open_engine"]
@@ -109,21 +109,19 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
         if draft_name:
             draft = ModelFile.open(draft_name)
             opened.callback(draft.gguf.close)
-            refuse_misfit(compare_files(target, draft), target.path.name, draft.path.name)
-        config, plan, pools, draft_pools = size_up(target, draft, settings.engine)
+            check_pair(compare_files(target, draft), target.path.name, draft.path.name)
         template = ChatTemplate.from_metadata(target.gguf.metadata, target.tokenizer, source=settings.template)
         backend = create(settings.backend, settings.threads, settings.progress)
+        opened.callback(backend.close)
+        # Now, so that all libraries are loaded and count as what the process holds already.
+        config, plan, pools, draft_pools = size_up(target, draft, settings.engine)
         runner = _runner(target, backend, pools, config)
         swap = None
         if config.swap_space:
             swap = SwapFile(runner, len(pools.blocks), config.swap_space, home() / "swap")
+        model = _draft_model(target, draft, backend, draft_pools, config) if draft and draft_pools else None
         speculator = None
-        if lookup or draft:
-            model = None
-            if draft and draft_pools:
-                draft_runner = _runner(draft, backend, draft_pools, config)
-                vocab = min(target.config.vocab_size, draft.config.vocab_size)
-                model = DraftModel(draft_runner, draft.config, draft_pools.blocks, config.block_size, config.ctx, vocab)
+        if lookup or model:
             most = settings.draft_max or DEPTH
             speculator = Speculator(config.ctx, PromptLookup() if lookup else None, model, most)
         engine = Engine(config, target.config, runner, target.tokenizer, pools.blocks, swap, speculator)
@@ -136,6 +134,14 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
         files = opened.pop_all()
     draft_path = draft.path if draft else None
     return Opened(target.path, engine, target.tokenizer, template, (files.close,), draft_path)
+
+
+def _draft_model(
+    target: ModelFile, draft: ModelFile, backend: Backend, pools: PoolSizes, config: EngineConfig
+) -> DraftModel:
+    vocab = min(target.config.vocab_size, draft.config.vocab_size)
+    runner = _runner(draft, backend, pools, config)
+    return DraftModel(runner, draft.config, pools.blocks, config.block_size, config.ctx, vocab)
 
 
 def _draft_kinds(draft: str | None) -> tuple[bool, str | None]:

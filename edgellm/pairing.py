@@ -6,6 +6,7 @@ refused with the first difference.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,9 @@ from typing import Any, Protocol
 from edgellm.chat.template import ChatTemplate
 from edgellm.errors import DraftPairError, EdgeLLMError
 
-__all__ = ["Finding", "PairMember", "compare_files", "refuse_misfit"]
+__all__ = ["Finding", "PairMember", "check_pair", "compare_files"]
+
+log = logging.getLogger(__name__)
 
 PADDING = 512
 """Tables may differ by this many filler entries at the end (sizes of one family differ by rounding)."""
@@ -68,11 +71,14 @@ def compare_files(target: PairMember, draft: PairMember) -> list[Finding]:
     ]
 
 
-def refuse_misfit(findings: Sequence[Finding], target: str, draft: str) -> None:
-    """DraftPairError for the first error among the findings."""
+def check_pair(findings: Sequence[Finding], target: str, draft: str) -> None:
+    """DraftPairError for the first error among the findings; a line in the log for each warning."""
     for finding in findings:
         if finding.level == "error":
             raise DraftPairError(f"{draft} cannot draft for {target}: {finding.what}")
+    for finding in findings:
+        if finding.level == "warning":
+            log.warning("%s as draft for %s: %s", draft, target, finding.what)
 
 
 def _tokens(target: Sequence[str], draft: Sequence[str]) -> Finding:

@@ -57,18 +57,19 @@ def weigh_pair(target: str | os.PathLike[str], draft: str | os.PathLike[str], **
     if not plan.fits:
         numbers = f"both need {plan.total_bytes} bytes, the memory budget is {plan.budget_bytes}"
         findings.append(Finding("error", numbers))
-    speeds: list[float] = []
+    speeds: tuple[float, float] | None = None
     if not any(finding.level == "error" for finding in findings):
-        speeds = [_decode_speed(path, **settings) for path in (target, draft)]
+        speeds = _decode_speed(target, **settings), _decode_speed(draft, **settings)
         findings.append(_speed_finding(*speeds))
     levels = {finding.level for finding in findings}
     return PairReport(
-        "unfit" if "error" in levels else "doubtful" if "warning" in levels else "good",
-        tuple(findings),
-        *(speeds or (None, None)),
-        speeds[1] / speeds[0] if speeds else None,
-        plan.total_bytes,
-        plan.budget_bytes,
+        verdict="unfit" if "error" in levels else "doubtful" if "warning" in levels else "good",
+        findings=tuple(findings),
+        target_tok_s=speeds[0] if speeds else None,
+        draft_tok_s=speeds[1] if speeds else None,
+        speed_ratio=speeds[1] / speeds[0] if speeds else None,
+        total_bytes=plan.total_bytes,
+        budget_bytes=plan.budget_bytes,
     )
 
 
