@@ -4,8 +4,8 @@
         [--temperature 0] [--kinds edit,prose]
 
 TARGET is SmolLM2 padded with zero layers (bench/padded_model.py) until a plain step costs eight of its own, so SmolLM2
-itself is a perfect draft at an eighth of the cost, and SmolLM2 with layers left out one that errs. Such numbers show the
-machinery, not a real pair. Prompts: code to be repeated with an edit, a summary of a given text, free prose, random
+itself is a perfect draft at an eighth of the cost, and SmolLM2 with layers left out one that errs. Such numbers show
+the machinery, not a real pair. Prompts: code to be repeated with an edit, a summary of a given text, free prose, random
 tokens. `predicted` is what measured step times and acceptance promise by the controller's formula.
 """
 
@@ -37,9 +37,10 @@ def column(rows, name):
     return [row[index] for row in rows[1:]]
 '''
 TEXT = (
-    "The water of the lake rose for nine days. On the tenth the mill stood in it up to the window sills, and the miller "
-    "moved his flour to the loft. His neighbours came with boats and took the sacks to the church on the hill, where "
-    "they lay among the pews until the flood went down. Nobody counted them, and in spring not one was missing. "
+    "The water of the lake rose for nine days. On the tenth the mill stood in it up to the window sills, and the "
+    "miller moved his flour to the loft. His neighbours came with boats and took the sacks to the church on the "
+    "hill, where they lay among the pews until the flood went down. Nobody counted them, and in spring not one was "
+    "missing. "
 )
 MESSAGES = {
     "edit": f"Repeat this code exactly, but rename the function column to get_column:\n\n{CODE}",
