@@ -16,7 +16,7 @@ import numpy as np
 from edgellm.backends.base import RouteSpec
 from edgellm.backends.cpu import matmul_args
 from edgellm.backends.cpu.jit import Kernel, inline, kernel
-from edgellm.backends.cpu.matmul import linear_kernel, quantised, scratch_bytes
+from edgellm.backends.cpu.matmul import has_tile, linear_kernel, quantised, scratch_bytes
 from edgellm.backends.cpu.matmul_args import BIAS, N_BLOCKS, N_TOKENS, ORDER, OUT, SUMS, WEIGHTS, D, Q
 from edgellm.backends.cpu.matmul_float import KERNELS, UNIT
 from edgellm.backends.cpu.quantise import Layout, quantise_ordered_kernel
@@ -274,7 +274,7 @@ def record_expert_linear(tape: Tape, x: Buf, weight: QTensor, ids: Buf, bias: An
         tape.op(float_pair_kernel(kind), ids.size * units, args, [x, ids], [out], scratch=OWN_ARGS + 64)
         return out
     units, block = -(-m // LANES), QUANT_TABLE[weight.type].block_size
-    if ids.size < 2 * n_experts or m < LANES:
+    if ids.size < 2 * n_experts or not has_tile(m, k // block, block):
         layout, form = quantised(tape, x, k, block, 1)
         product = _product(weight, address, m, layout, form, 1, out, bias, 0)
         extra = (ids, matrix, units, share, 4 * m, 4 * m)

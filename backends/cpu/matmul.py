@@ -17,7 +17,7 @@ from edgellm.backends.cpu.simd_dot import LANES
 from edgellm.backends.cpu.tape import Buf, Tape
 from edgellm.quants import QUANT_TABLE, GGMLType
 
-__all__ = ["QUANTISED", "linear_kernel", "quantised", "record_matmul", "scratch_bytes"]
+__all__ = ["QUANTISED", "has_tile", "linear_kernel", "quantised", "record_matmul", "scratch_bytes"]
 
 K_FORMATS = {form.name.upper(): form for form in matmul_unpack_k.FORMATS}
 FORMATS_32 = {form.name.upper(): form for form in matmul_32.FORMATS}
@@ -35,6 +35,11 @@ def linear_kernel(kind: str, panel: int) -> Kernel:
         )
     form_32 = FORMATS_32[kind]
     return matmul_row_32.row_kernel(form_32) if panel == 1 else matmul_tile_32.tile_kernel(form_32, panel)
+
+
+def has_tile(m: int, n_blocks: int, block: int) -> bool:
+    """Whether a weight is big enough for the tile kernels: LANES rows; eight blocks a row where blocks are small."""
+    return m >= LANES and (block == 256 or n_blocks >= 8)
 
 
 def scratch_bytes(kind: str, layout: Layout) -> int:
@@ -64,7 +69,7 @@ def record_matmul(tape: Tape, x: Buf, kind: GGMLType, weight: int, bias: Any, ou
     """Append x (n, k) @ w (m, k)^T + bias (float32 array or None) to the tape. `weight`: address of the rows."""
     (n, k), m = x.shape, out.shape[1]
     info = QUANT_TABLE[kind]
-    panel = panel_of(n) if m >= LANES else 1
+    panel = panel_of(n) if has_tile(m, k // info.block_size, info.block_size) else 1
     layout, form = quantised(tape, x, k, info.block_size, panel)
     args = (
         *(weight, layout.n_blocks * info.type_size, m, layout.n_blocks),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 
 from edgellm.backends.cpu.jit import Kernel, inline, kernel
-from edgellm.backends.cpu.matmul_32 import Format32
+from edgellm.backends.cpu.matmul_32 import Format32, codes_of
 from edgellm.backends.cpu.matmul_args import (
     BIAS,
     N_BLOCKS,
@@ -47,7 +47,15 @@ from edgellm.backends.cpu.simd import (
     to_f32x8,
     unroll,
 )
-from edgellm.backends.cpu.simd_dot import LANES, dot_signed, load_f16x8_apart, sums_of_eight, transpose_8x8
+from edgellm.backends.cpu.simd_dot import (
+    LANES,
+    dot_signed,
+    load_e8m0,
+    load_e8m0x8_apart,
+    load_f16x8_apart,
+    sums_of_eight,
+    transpose_8x8,
+)
 
 AHEAD = 2048
 """Bytes ahead of a row's reads that are asked for; measured."""
@@ -68,8 +76,14 @@ def add_in_order(values: int, stride: int, n_blocks: int, d: int, out: int) -> N
 @cache
 def row_kernel(form: Format32) -> Kernel:
     """Kernel over units of LANES rows; args as in matmul_args.py, one token a panel."""
-    codes, type_size, signed, offset, minimum = form.codes, form.type_size, form.sums == 0, form.offset, form.minimum
-    load_d, load_d8 = form.load_d, form.load_d8
+    codes, type_size, signed, offset, minimum = (
+        codes_of(form),
+        form.type_size,
+        form.sums == 0,
+        form.offset,
+        form.minimum,
+    )
+    load_d, load_d8 = (load_e8m0, load_e8m0x8_apart) if form.exponent else (load_f16, load_f16x8_apart)
     lines = (8 * type_size + 63) // 64
 
     @inline

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 
 from edgellm.backends.cpu.jit import Kernel, kernel
-from edgellm.backends.cpu.matmul_32 import BLOCK_TILE, D_TILE, MIN_TILE, TILE_BYTES, VECTOR, WORDS, Format32
+from edgellm.backends.cpu.matmul_32 import BLOCK_TILE, D_TILE, MIN_TILE, TILE_BYTES, VECTOR, Format32, unpacker
 from edgellm.backends.cpu.matmul_args import (
     ALL_PANELS,
     BIAS,
@@ -28,7 +28,6 @@ from edgellm.backends.cpu.matmul_tile_k import TOKENS_AT_ONCE
 from edgellm.backends.cpu.simd import (
     add,
     fma,
-    load_f16,
     load_i32,
     load_i64,
     mul,
@@ -38,7 +37,6 @@ from edgellm.backends.cpu.simd import (
     registers,
     splat_i16x16,
     store,
-    store_f32,
     sub,
     unroll,
 )
@@ -61,8 +59,8 @@ from edgellm.backends.cpu.simd_dot import (
 
 @cache
 def tile_kernel(form: Format32, panel: int) -> Kernel:
-    """Kernel over units of LANES rows; args as in matmul_args.py."""
-    unpack, type_size, wide, minimum, load_d = form.unpack, form.type_size, form.sums == 0, form.minimum, form.load_d
+    """Kernel over units of LANES rows of at least eight blocks; args as in matmul_args.py."""
+    unpack, type_size, wide, minimum = unpacker(form), form.type_size, form.sums == 0, form.minimum
     offset = WIDE_OFFSET if wide else form.offset
     sums_16 = form.sums
     block = min(panel, TOKENS_AT_ONCE)
@@ -84,13 +82,8 @@ def tile_kernel(form: Format32, panel: int) -> Kernel:
                 ahead = weights + LANES * row_bytes + b * (LANES * type_size)
                 for line in range(some * (LANES * type_size // 64)):
                     prefetch(ahead + 64 * line)
-                for i in range(some):
-                    source, slot = weights + (b + i) * type_size, scratch + i * BLOCK_TILE
-                    unpack(source, row_bytes, scratch + WORDS, slot)
-                    for r in range(LANES):
-                        store_f32(slot + D_TILE + 4 * r, load_d(source + r * row_bytes))
-                        if minimum:
-                            store_f32(slot + MIN_TILE + 4 * r, load_f16(source + r * row_bytes + 2))
+                # A short last piece is read with blocks before it, so that nothing behind the row is touched.
+                unpack(weights + (b + some - 8) * type_size, row_bytes, scratch)
                 for part in range(n_panels * (panel // block)):
                     first = part // (panel // block) * panel + part % (panel // block) * block
                     x = load_i64(args + Q) + (b * width + first // panel * panel) * 32 + 4 * (first % panel)
@@ -102,7 +95,7 @@ def tile_kernel(form: Format32, panel: int) -> Kernel:
                     for t in unroll(block):
                         y[t] = load_floats(partial + (first + t) * VECTOR)
                     for i in range(some):
-                        slot = scratch + i * BLOCK_TILE
+                        slot = scratch + (8 - some + i) * BLOCK_TILE
                         if by_dots:
                             for t in unroll(block):
                                 dots[t] = splat_ints(0)

@@ -346,6 +346,12 @@ def _emit_load_f16x8_apart(e: Any, address: Any, stride: int) -> Any:
     return e.half_to_float(halves, 8)
 
 
+def _e8m0(e: Any, exponents: Any, kind: str, result: str) -> Any:
+    normal = e.b.shl(e.b.sub(exponents, e.constant(kind, 1)), e.constant(kind, 23))
+    tiny = e.b.shl(e.constant(kind, 0x00200000), exponents)
+    return e.bitcast(e.b.select(e.b.icmp_unsigned("<", exponents, e.constant(kind, 2)), tiny, normal), result)
+
+
 @op("f32x8(i64, lit)")
 def load_e8m0x8_apart(address: int, stride: int) -> Vector:
     """Eight exponents e (bytes, `stride` apart) as 2^(e - 128)."""
@@ -359,24 +365,31 @@ def _emit_load_e8m0x8_apart(e: Any, address: Any, stride: int) -> Any:
     for i in range(8):
         byte = e.load(e.b.add(address, e.constant("i64", i * stride)), "i8")
         exponents = e.b.insert_element(exponents, e.extend(byte, "i32", signed=False), e.constant("i32", i))
-    normal = e.b.shl(e.b.sub(exponents, e.constant("i32x8", 1)), e.constant("i32x8", 23))
-    tiny = e.b.shl(e.constant("i32x8", 0x00200000), exponents)
-    is_tiny = e.b.icmp_unsigned("<", exponents, e.constant("i32x8", 2))
-    return e.bitcast(e.b.select(is_tiny, tiny, normal), "f32x8")
+    return _e8m0(e, exponents, "i32x8", "f32x8")
 
 
-@op("f32(i64)")
+@op("f32(i64)", lambda e, a: _e8m0(e, e.extend(e.load(a, "i8"), "i32", signed=False), "i32", "f32"))
 def load_e8m0(address: int) -> np.float32:
     """A byte e as 2^(e - 128)."""
     return np.float32(np.exp2(float(view(address, np.uint8, 1)[0]) - 128))
 
 
-@load_e8m0.emit()
-def _emit_load_e8m0(e: Any, address: Any) -> Any:
-    exponent = e.extend(e.load(address, "i8"), "i32", signed=False)
-    normal = e.b.shl(e.b.sub(exponent, e.constant("i32", 1)), e.constant("i32", 23))
-    tiny = e.b.shl(e.constant("i32", 0x00200000), exponent)
-    return e.bitcast(e.b.select(e.b.icmp_unsigned("<", exponent, e.constant("i32", 2)), tiny, normal), "f32")
+@op(f"{FLOATS}({INTS})", lambda e, x: _e8m0(e, x, INTS, FLOATS))
+def exponents_to_floats(x: Vector) -> Vector:
+    """Exponents e in 0..255 as 2^(e - 128)."""
+    return np.exp2(x.astype(np.float64) - 128).astype(np.float32)
+
+
+@op(f"{INTS}({INTS}, {INTS}, lit)")
+def funnel(low: Vector, high: Vector, n: int) -> Vector:
+    """Bytes n .. n + 3 of the eight in (low, high), n in 0..3."""
+    both = low.view(np.uint32).astype(np.uint64) | (high.view(np.uint32).astype(np.uint64) << np.uint64(32))
+    return (both >> np.uint64(8 * n)).astype(np.uint32).view(np.int32)
+
+
+@funnel.emit()
+def _emit_funnel(e: Any, low: Any, high: Any, n: int) -> Any:
+    return low if n == 0 else e.b.or_(e.shift("lshr", low, 8 * n), e.shift("shl", high, 32 - 8 * n))
 
 
 @op("i8x16(i64, i64)")
