@@ -91,6 +91,15 @@ def test_a_reader_that_went_away_is_no_traceback() -> None:
     assert process.stderr.read() == b""
 
 
+def test_a_warning_of_the_library_is_a_line_on_stderr() -> None:
+    code = (
+        "import logging; from edgellm.cli.main import main;"
+        "main(['show', 'x.gguf']); logging.getLogger('edgellm').warning('w')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.splitlines()[-1] == "edgellm: w"
+
+
 def test_help_and_import_load_nothing_heavy() -> None:
     code = (
         "import sys, edgellm; plain = set(sys.modules); from edgellm.cli.main import main; main(['--help']);"
