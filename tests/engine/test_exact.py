@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgellm import LLM, SamplingParams
 from edgellm.engine.output import Completion
+from edgellm.errors import ContextLengthError
 from tests.support.tiny import tiny_gguf
 
 MODELS = {"llama": {}, "gemma2": {"window": 40}, "phi3": {"window": 40}}
@@ -121,3 +123,18 @@ def test_logits_are_those_the_answer_was_drawn_from(path: Path, expected: list[C
             greedy = rows[len(prompt) - 1 : -1].argmax(axis=1).tolist()
             if answer is expected[0]:
                 assert greedy == answer.ids
+
+
+def test_b34_embeddings(path: Path) -> None:
+    texts = ["a", "", "the other in the thing", [5] * 60, "ab" * 400]
+    with open_tiny(path, ctx=64) as llm:
+        vectors = llm.embed(texts)
+        assert vectors.shape == (5, llm.config.dim) and vectors.dtype == np.float32
+        assert np.isfinite(vectors).all()
+        assert np.abs(np.linalg.norm(vectors, axis=1) - 1).max() < 1e-3
+        for text, vector in zip(texts, vectors, strict=True):
+            assert np.array_equal(llm.embed([text])[0], vector)  # alone as in the batch
+        assert np.array_equal(llm.embed([llm.tokenize(texts[4])[:64]])[0], vectors[4])
+        with pytest.raises(ContextLengthError, match="64"):
+            llm.embed([texts[4]], truncate=False)
+        assert llm.embed([]).shape == (0, llm.config.dim)
