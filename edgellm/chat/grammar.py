@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from edgellm.chat.json_bounds import BoundTokens, JSONPlace
 from edgellm.errors import GrammarError
 from edgellm.tokenizer import Tokenizer
 
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GrammarCompiler", "Lead", "TokenGrammar"]
 
-MAX_BLANKS = 24
-"""Longest run of blanks, line ends and tabs in a reply (a newline and an indent of 20 fit)."""
 _MAX_SOURCE = 1 << 18
+_LEAD_TOKENS = 64
+"""More tokens than an opening or closing tag takes."""
 # One blank, or a newline and an indent: llama.cpp's bound for JSON.
 _JSON_OPTIONS = {"whitespace_pattern": r" |\n[ \t]{0,20}"}
 
@@ -42,12 +43,17 @@ class Lead:
 
 
 class TokenGrammar:
-    """One request's matcher: `allowed` before each token, `accept` after it, `roll_back` for rejected drafts."""
+    """One request's matcher: `allowed` before each token, `accept` after it, `roll_back` for rejected drafts.
 
-    def __init__(self, matcher: LLMatcher, compiler: GrammarCompiler):
+    `json_behind`: the text is JSON once this Lead is over; None: it is no JSON.
+    """
+
+    def __init__(self, matcher: LLMatcher, compiler: GrammarCompiler, json_behind: Lead | None):
         self._matcher = matcher
         self._compiler = compiler
-        self._blanks = [0]
+        self._lead = json_behind
+        self._data = [b""]
+        self._places: list[JSONPlace | None] = [self._place(b"")]
 
     @property
     def is_done(self) -> bool:
@@ -67,26 +73,38 @@ class TokenGrammar:
             raise GrammarError(f"the grammar failed: {_first_line(self._matcher.get_error())}")
         n = min(vocab_size, self._compiler.vocab_size)
         mask[:n] = np.unpackbits(bits, count=n, bitorder="little")
-        if self._blanks[-1] >= MAX_BLANKS:
-            fewer = mask.copy()
-            fewer[self._compiler.blank_ids] = False
-            mask = fewer if fewer.any() else mask
-        return mask
+        place = self._places[-1]
+        return mask if place is None else self._compiler.bounds.limit(mask, place)
 
     def accept(self, token_id: int) -> bool:
         """Advance by a token. True when nothing but an end token could follow."""
         if not self._matcher.consume_token(token_id):
             raise GrammarError(f"token {token_id} is not what the grammar allows here")
-        text = self._compiler.token_bytes(token_id)
-        tail = len(text) - len(_without_blank_tail(text))
-        self._blanks.append(tail + (self._blanks[-1] if tail == len(text) else 0))
+        piece, place = self._compiler.token_bytes(token_id), self._places[-1]
+        self._places.append(place.after(piece) if place is not None else self._place(piece))
         return self.is_done
 
     def roll_back(self, n: int) -> None:
         """Take back the last n accepted tokens."""
         if n:
             self._matcher.rollback(n)
-            del self._blanks[-n:]
+            del self._places[-n:]
+            del self._data[max(1, len(self._places)) :]
+
+    def _place(self, piece: bytes) -> JSONPlace | None:
+        """Where the JSON stands while the lead may still go on: None until that is over."""
+        lead = self._lead
+        if lead is None:
+            return None
+        if piece:
+            self._data.append(piece)
+        closer, opener = lead.closer.encode(), (lead.opener or "").encode()
+        head = b"".join(self._data[:_LEAD_TOKENS])
+        if closer and (lead.opener is None or opener.startswith(head.lstrip()[: len(opener)])):
+            # Looked for at each token, so it ends in the last ones.
+            _, found, rest = b"".join(self._data[-_LEAD_TOKENS:]).partition(closer)
+            return JSONPlace().after(rest) if found else None
+        return JSONPlace().after(head.removeprefix(lead.skip.encode()))
 
 
 class GrammarCompiler:
@@ -98,6 +116,7 @@ class GrammarCompiler:
         self.vocab_size = tokenizer.vocab_size
         self.token_bytes = tokenizer.token_bytes
         self.end_ids = sorted(tokenizer.eog_ids)
+        self.bounds = BoundTokens(tokenizer.vocab_size, tokenizer.token_bytes)
 
     def json_object(self, lead: Lead | None = None) -> Callable[[], TokenGrammar]:
         """JSON mode: any object."""
@@ -119,7 +138,7 @@ class GrammarCompiler:
             parsed = {} if parsed else {"enum": []}
         options = {**_JSON_OPTIONS, **_plain(parsed.get("x-guidance"))}
         body = json.dumps({**parsed, "x-guidance": options})
-        return self._compile(f"body: %json {body}\n", lead, "schema")
+        return self._compile(f"body: %json {body}\n", lead, "schema", is_json=True)
 
     def regex(self, pattern: str, lead: Lead | None = None) -> Callable[[], TokenGrammar]:
         """Texts that match a regular expression as a whole (Rust syntax, no look-around)."""
@@ -141,9 +160,10 @@ class GrammarCompiler:
             return self._compile(grammar + "\n", lead, "grammar")
         return self._factory(grammar, "grammar")
 
-    def _compile(self, body: str, lead: Lead | None, what: str) -> Callable[[], TokenGrammar]:
+    def _compile(self, body: str, lead: Lead | None, what: str, is_json: bool = False) -> Callable[[], TokenGrammar]:
+        json_behind = (lead or Lead(closer="")) if is_json else None
         if lead is None:
-            return self._factory("start: body\n" + body, what)
+            return self._factory("start: body\n" + body, what, json_behind)
         rules = ["start: lead body" if lead.opener is None else "start: (opener lead | skip) body"]
         rules.append("gap: /( |\\n){0,4}/")
         if lead.opener is not None:
@@ -155,14 +175,14 @@ class GrammarCompiler:
             rules.append("lead: thought gap")
         else:
             rules.append(f"lead: /(.|\\n)*/ {self._literals(lead.closer)}")
-        return self._factory("\n".join(rules) + "\n" + body, what)
+        return self._factory("\n".join(rules) + "\n" + body, what, json_behind)
 
     def _literals(self, text: str) -> str:
         """A Lark sequence for a text in which control tokens are named."""
         parts = self._tokenizer.split_specials(text)
         return " ".join(f"<[{p}]>" if isinstance(p, int) else json.dumps(p, ensure_ascii=False) for p in parts) or '""'
 
-    def _factory(self, grammar: str, what: str) -> Callable[[], TokenGrammar]:
+    def _factory(self, grammar: str, what: str, json_behind: Lead | None = None) -> Callable[[], TokenGrammar]:
         from llguidance import LLMatcher
 
         with self._lock:
@@ -170,7 +190,7 @@ class GrammarCompiler:
         base = LLMatcher(library, grammar, log_level=0)
         if base.is_error():
             raise GrammarError(f"the {what} does not compile: {_first_line(base.get_error())}")
-        return lambda: TokenGrammar(base.deep_copy(), self)
+        return lambda: TokenGrammar(base.deep_copy(), self, json_behind)
 
     @cached_property
     def _library(self) -> LLTokenizer:
@@ -180,15 +200,6 @@ class GrammarCompiler:
             raise GrammarError("this model has no end token, so no grammar can end")
         view: Any = _Vocabulary(self._tokenizer)
         return LLTokenizer(view, eos_token=self.end_ids)
-
-    @cached_property
-    def blank_ids(self) -> npt.NDArray[np.int64]:
-        """Tokens that would lengthen a run of blanks, as such or as JSON escapes."""
-        import numpy as np
-
-        starts = (b" ", b"\n", b"\t", b"\r", b"\\n", b"\\t", b"\\r")
-        found = [i for i in range(self.vocab_size) if (data := self.token_bytes(i)).startswith(starts) or data == b"\\"]
-        return np.array(found, np.int64)
 
 
 class _Vocabulary:
@@ -207,10 +218,6 @@ class _Vocabulary:
     def __call__(self, text: bytes | str) -> list[int]:
         plain = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         return self._tokenizer.encode(plain, bos=False)
-
-
-def _without_blank_tail(text: bytes) -> bytes:
-    return re.sub(rb"(?:[ \n\t\r]|\\[ntr])+\Z", b"", text)
 
 
 def _check_length(text: str, what: str) -> None:

@@ -9,7 +9,8 @@ import re
 import numpy as np
 import pytest
 
-from edgellm.chat.grammar import MAX_BLANKS, GrammarCompiler, Lead
+from edgellm.chat.grammar import GrammarCompiler, Lead
+from edgellm.chat.json_bounds import MAX_BLANKS, MAX_DEPTH, MAX_DIGITS, MAX_NAME, JSONPlace
 from edgellm.errors import GrammarError
 from edgellm.tokenizer import from_metadata
 from tests.tokenizer.vocabs import smollm2
@@ -92,6 +93,48 @@ def test_b19_a_model_that_loves_blanks_makes_progress(compiler, tokenizer, schem
     assert max(runs) < MAX_BLANKS + longest_token and len(text.split()) > 5
     outside = re.sub(r'"[^"]*"?', "", text)
     assert max((len(run) for run in re.findall(r"\s+", outside)), default=0) <= 21
+
+
+LINKED = {
+    "$ref": "#/$defs/n",
+    "$defs": {"n": {"type": "object", "properties": {"v": {"type": "number"}, "next": {"anyOf": [{"type": "null"},
+      {"$ref": "#/$defs/n"}]}}, "required": ["v", "next"], "additionalProperties": False}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lead, before", [(None, ""), (Lead("</think>", "<think>"), '<think>[{ " </think>')])
+def test_a_model_that_loves_digits_brackets_and_names_comes_to_an_end(compiler, tokenizer, lead, before):
+    rng = random.Random(5)
+    loved = [i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i)[:1] in b"0123456789{["]
+    loved = {i for i in loved if tokenizer.token_bytes(i)}
+
+    def choose(ids):
+        return rng.choice([i for i in ids if i in loved] or list(ids))
+
+    for schema, most in ((LINKED, 1500), ({"type": "number"}, 60), ({"type": "integer"}, 60)):
+        grammar = compiler.json_schema(schema, lead)()
+        for token in tokenizer.encode(before, bos=False):
+            grammar.accept(token)
+        text, done = generate(tokenizer, grammar, choose, most)
+        assert done, text
+        json.loads(text)
+        assert max(map(len, re.findall(r"\d+", text))) < MAX_DIGITS + 8
+        assert text.count("{") <= MAX_DEPTH + 1
+    grammar = compiler.json_object(lead)()
+    for token in tokenizer.encode(before + '{"', bos=False):
+        grammar.accept(token)
+    text, _ = generate(tokenizer, grammar, lambda ids: rng.choice([i for i in ids if i in loved] or list(ids)), 60)
+    assert text.index('"') < MAX_NAME + 20
+
+
+def test_place_in_json():
+    place = JSONPlace().after(b'{"a\\"b": [1, -2.5e10, {"')
+    assert (place.stack, place.in_string, place.is_name) == ("{[{", True, True)
+    place = place.after(b'k": 123')
+    assert (place.digits, place.is_name, place.in_string) == (3, False, False)
+    assert JSONPlace().after(b"1.5e-12").in_exponent and JSONPlace().after(b"1e").in_exponent
+    assert JSONPlace().after(b'["x  \\n ').blanks == 4
+    assert JSONPlace().after(b'{"a": {}, "b').is_name and not JSONPlace().after(b'["a", "b').is_name
 
 
 SCHEMAS = [
