@@ -50,6 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "edgellm.measure": {*LOWER, *PLAIN_MODELS, *ENGINE, *BACKENDS, "edgellm.llm", "edgellm.opening", "edgellm.pairing"},
     "edgellm.server": {*LOWER, *PLAIN_MODELS, *ENGINE, "edgellm.llm", "edgellm.hub"},
     "edgellm.cli": {
+        "edgellm.backends.metal",  # doctor checks its kernels
         *LOWER,
         *PLAIN_MODELS,
         *ENGINE,
