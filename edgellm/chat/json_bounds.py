@@ -21,9 +21,10 @@ __all__ = ["BoundTokens", "JSONPlace"]
 MAX_BLANKS = 24
 """Blanks, line ends and tabs in a row (a newline and an indent of 20 fit)."""
 MAX_DIGITS = 20
-"""Digits in a row, outside strings."""
+MAX_DIGITS_IN_STRING = 48
+"""Digits in a row."""
 MAX_EXPONENT = 3
-MAX_DEPTH = 16
+MAX_DEPTH = 12
 MAX_NAME = 64
 """Bytes in the name of an object's entry."""
 
@@ -46,6 +47,13 @@ class JSONPlace:
     digits: int = 0
     in_exponent: bool = False
     blanks: int = 0
+
+    @property
+    def most_digits(self) -> int:
+        """How many digits in a row there may be here."""
+        if self.in_string:
+            return MAX_DIGITS_IN_STRING
+        return MAX_EXPONENT if self.in_exponent else MAX_DIGITS
 
     def after(self, data: bytes) -> JSONPlace:
         """The place once `data` is written."""
@@ -76,13 +84,14 @@ class JSONPlace:
         return replace(idle, is_name=False) if letter == ":" else idle
 
     def _in_string(self, byte: int) -> JSONPlace:
-        grown = replace(self, length=self.length + 1, escaped=False)
+        digits = self.digits + 1 if byte in _DIGITS else 0
+        grown = replace(self, length=self.length + 1, escaped=False, digits=digits)
         if self.escaped:
             return replace(grown, blanks=self.blanks + 1 if byte in b"nrt" else 0)
         if byte == ord("\\"):
             return replace(grown, escaped=True)
         if byte == ord('"'):
-            return replace(self, in_string=False, blanks=0)
+            return replace(self, in_string=False, blanks=0, digits=0)
         return replace(grown, blanks=self.blanks + 1 if byte in _BLANK else 0)
 
 
@@ -98,7 +107,7 @@ class BoundTokens:
         fewer = mask
         if place.blanks >= MAX_BLANKS:
             fewer = _without(fewer, self._blank)
-        if place.digits >= (MAX_EXPONENT if place.in_exponent else MAX_DIGITS):
+        if place.digits >= place.most_digits:
             fewer = _without(fewer, self._digit)
         if len(place.stack) >= MAX_DEPTH:
             fewer = _without(fewer, self._opening_behind_quote if place.in_string else self._opening)
