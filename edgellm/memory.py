@@ -166,7 +166,7 @@ def make_plan(
     budget: int | None = None,
     draft_bytes: int = 0,
     runtime_bytes: int = 0,
-    n_logits: int = 64,
+    n_logits: int = 8,
 ) -> MemoryPlan:
     """The plan for one request of `ctx` tokens (None: the trained length, or less where the budget is smaller);
     `n_logits`: rows of logits that a step may make, as in `scratch_bytes`."""
