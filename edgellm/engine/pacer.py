@@ -7,12 +7,13 @@ from statistics import median
 
 __all__ = ["Pacer"]
 
-STRETCH = 2.5
+STRETCH = 2.3
 """A step with prompt tokens may take this many plain decode steps. The promise is 4 at the 99th percentile; the rest
 is room for what one prompt token costs more at the end of a long prompt, and for noise."""
 
-UNMEASURED = 64
-LEAST = 8
+UNMEASURED = 32
+SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Few different sizes, and changed only for a reason: a backend may keep one recorded step per size."""
 
 
 class Pacer:
@@ -22,6 +23,7 @@ class Pacer:
         self.max_tokens = max_tokens
         self._decode_s: deque[float] = deque(maxlen=32)
         self._per_token_s: float | None = None
+        self._last = SIZES[0]
 
     def budget(self, num_decoding: int) -> int:
         """Prompt tokens for the next step: everything when nobody waits for a token."""
@@ -30,9 +32,9 @@ class Pacer:
         if not self._decode_s or self._per_token_s is None:
             return min(UNMEASURED, self.max_tokens)
         n = int((STRETCH - 1) * median(self._decode_s) / self._per_token_s)
-        # Few different sizes: a backend may keep one recorded step per size.
-        step = LEAST if n < 64 else 32
-        return max(LEAST, min(self.max_tokens, n // step * step))
+        if not 0.75 * n <= self._last <= 1.1 * max(n, SIZES[0]):
+            self._last = max((size for size in SIZES if size <= n), default=SIZES[0])
+        return min(self._last, self.max_tokens)
 
     def observe(self, seconds: float, num_prefill: int, num_decoding: int) -> None:
         """One step's time and what it carried."""
@@ -41,6 +43,6 @@ class Pacer:
             return
         base = median(self._decode_s) if num_decoding and self._decode_s else 0.0
         sample = max(seconds - base, seconds / 10) / num_prefill
-        if num_prefill >= LEAST:
+        if num_prefill >= SIZES[0]:
             old = self._per_token_s
             self._per_token_s = sample if old is None else 0.7 * old + 0.3 * sample
