@@ -14,12 +14,13 @@ import numpy.typing as npt
 
 from edgellm.backends.base import AttentionSpec, Batch, KVSpec
 from edgellm.backends.cpu.tape import Span, Tape
+from edgellm.config import BLOCK_SIZE
 
 __all__ = ["PARTITION", "UNIT_FIELDS", "Plan", "Tiles", "plan_of"]
 
 PARTITION = 256
 UNIT_FIELDS = 8
-PAIRS = 32
+PAIRS = 36
 """(row, head) pairs of a prompt's tile: what keeps its scores, queries and sums in the first-level cache."""
 FEW = 8
 """A sequence with at most this many rows in the step takes the kernel for few rows."""
@@ -51,19 +52,20 @@ class Plan:
         self._tile = max(1, PAIRS // group)
         # A kernel that no batch of this shape can need is not recorded.
         single = batch.n_tokens == batch.n_seqs
-        self.few = Tiles(FEW if not single else 1, self._new())
-        self.many = Tiles(self._tile, self._new()) if batch.n_tokens - batch.n_seqs >= FEW else None
-        self.combine = self._new()
+        self.few = Tiles(FEW if not single else 1, self._units(batch.n_seqs))
+        self.many: Tiles | None = None
+        if batch.n_tokens - batch.n_seqs >= FEW:
+            self.many = Tiles(self._tile, self._units(batch.n_tokens // self._tile + batch.n_seqs))
+        self.combine: Ints = np.zeros((batch.n_tokens * self._heads * group, UNIT_FIELDS), np.int64)
         self.combine_ops: list[int] = []
         self.cell: Ints = np.zeros(1, np.int64)
         self._laid: list[tuple[int, int, int, int, int]] = []
         self._partials: npt.NDArray[Any] = np.zeros(0, np.uint8)
 
-    def _new(self) -> Ints:
-        """Room for every unit a batch of this shape can have."""
-        batch = self._tape.batch
-        partitions = -(-self._table_width * 32 // PARTITION)
-        return np.zeros((batch.n_tokens * self._heads * max(partitions, self._group), UNIT_FIELDS), np.int64)
+    def _units(self, tiles: int) -> Ints:
+        """Room for that many tiles, each split into all its partitions."""
+        partitions = -(-self._table_width * BLOCK_SIZE // PARTITION)
+        return np.zeros((tiles * self._heads * partitions, UNIT_FIELDS), np.int64)
 
     @property
     def span(self) -> Span:

@@ -114,6 +114,9 @@ class CPUBackend(Backend):
         tape = self._recording = Tape(self._arena, batch, widths)
         try:
             output = forward(tape.batch)
+        except BaseException:
+            tape.abandon()
+            raise
         finally:
             self._recording = None
         self.library.load(tape.kernels, self.progress)

@@ -31,11 +31,14 @@ from typing import Any
 from edgellm.backends.cpu import simd
 from edgellm.backends.cpu.unroll import namespace_of
 from edgellm.config import home
+from edgellm.errors import BackendUnavailable
 
 __all__ = ["Inline", "Kernel", "Library", "Target", "host_target", "inline", "jit_disabled", "kernel"]
 
 DIGEST = 16
 """Bytes of checksum before the object code in a cache file."""
+RUNS_TOO = {"avx512": ("avx2", "scalar"), "avx2": ("scalar",), "neon": ("scalar",)}
+"""Instruction sets that a machine of another one can run as well."""
 SYMBOLS_ALLOWED = {"memset", "memcpy", "memmove"}
 
 
@@ -133,7 +136,8 @@ def host_target() -> Target:
 
     triple = llvm.get_process_triple()
     if simd.detect_isa() == simd.ISA:
-        return Target(simd.ISA, triple, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+        features = llvm.get_host_cpu_features().flatten() if simd.host_features() else ""
+        return Target(simd.ISA, triple, llvm.get_host_cpu_name(), features)
     generic = "x86-64" if triple.startswith("x86_64") else "generic"
     return Target(simd.ISA, triple, {"avx2": "x86-64-v3", "avx512": "icelake-server"}.get(simd.ISA, generic))
 
@@ -164,6 +168,8 @@ class Library:
         wanted = {k.name: k for k in kernels if k.name not in self._addresses}
         if not wanted or jit_disabled():
             return
+        if simd.ISA not in (simd.detect_isa(), *RUNS_TOO.get(simd.detect_isa(), ())):
+            raise BackendUnavailable(f"EDGELLM_ISA={simd.ISA} asks for instructions that this CPU does not have")
         found = {name: self._cached(item) for name, item in wanted.items()}
         objects = {name: code for name, code in found.items() if code is not None}
         todo = [item for name, item in wanted.items() if name not in objects]

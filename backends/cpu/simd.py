@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -28,10 +30,14 @@ ISAS = ("avx512", "avx2", "neon", "scalar")
 
 @lru_cache(maxsize=1)
 def host_features() -> frozenset[str]:
-    """LLVM's names of this machine's instruction set extensions."""
+    """LLVM's names of this machine's instruction set extensions; empty where LLVM cannot ask (some Macs)."""
     import llvmlite.binding as llvm
 
-    return frozenset(name for name, there in llvm.get_host_cpu_features().items() if there)
+    try:
+        features = llvm.get_host_cpu_features()
+    except RuntimeError:
+        return frozenset()
+    return frozenset(name for name, there in features.items() if there)
 
 
 def detect_isa() -> str:
@@ -41,7 +47,8 @@ def detect_isa() -> str:
         return "avx512"
     if {"avx2", "fma", "f16c"} <= features:
         return "avx2"
-    return "neon" if {"neon", "dotprod"} <= features else "scalar"
+    apple_silicon = sys.platform == "darwin" and platform.machine() == "arm64"
+    return "neon" if apple_silicon or {"neon", "dotprod"} <= features else "scalar"
 
 
 def chosen_isa() -> str:

@@ -218,6 +218,10 @@ class Tape:
         """Change how many units an op has in the next run (from a `replay` callback)."""
         self.rows[op, UNITS] = units
 
+    def abandon(self) -> None:
+        """End a recording that failed: its handles must not give memory back to a later one."""
+        self._recording = False
+
     def finish(self, output: Buf, address_of: Callable[[Kernel], int]) -> None:
         """End the recording: resolve kernels and lay out the rows."""
         self._recording = False

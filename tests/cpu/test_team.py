@@ -14,6 +14,7 @@ import pytest
 from edgellm.backends.cpu.backend import CPUBackend
 from edgellm.backends.cpu.elementwise import add_scaled
 from edgellm.backends.cpu.jit import Library, jit_disabled
+from edgellm.backends.cpu.simd import ISA
 from edgellm.backends.cpu.team import ASLEEP, PER_THREAD, THREADS
 from tests.cpu.support import Cache, constant
 
@@ -127,3 +128,15 @@ def test_two_processes_compile_at_once(tmp_path):
     assert [p.wait(timeout=120) for p in running] == [0, 0]
     assert [p.suffix for p in tmp_path.rglob("add_scaled*")] == [".o"]
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+@needs_jit
+def test_an_instruction_set_that_is_not_there_is_refused():
+    code = (
+        "from edgellm.backends.cpu.jit import Library; from edgellm.backends.cpu.elementwise import add_scaled\n"
+        "Library().address(add_scaled)"
+    )
+    foreign = "neon" if ISA != "neon" else "avx2"
+    done = subprocess.run([sys.executable, "-c", code], env={"EDGELLM_ISA": foreign}, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"BackendUnavailable: EDGELLM_ISA={foreign}" in done.stderr
