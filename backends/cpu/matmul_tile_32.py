@@ -66,6 +66,9 @@ def tile_kernel(form: Format32, panel: int) -> Kernel:
     block = min(panel, TOKENS_AT_ONCE)
     dot = dot_wide if wide else dot_unsigned
     by_dots = HAS_DOT or wide
+    # As in matmul_tile_k.py: lines of the next rows to ask for, before a block is unpacked and while it is used.
+    lines_first = LANES * type_size // 128
+    lines_each = -(-LANES * type_size // 64) - lines_first
 
     def tile(args: int, begin: int, end: int, scratch: int) -> None:
         row_bytes, n_rows, n_blocks = load_i64(args + ROW_BYTES), load_i64(args + N_ROWS), load_i64(args + N_BLOCKS)
@@ -80,8 +83,9 @@ def tile_kernel(form: Format32, panel: int) -> Kernel:
             for b in range(0, n_blocks, 8):
                 some = n_blocks - b if n_blocks - b < 8 else 8
                 ahead = weights + LANES * row_bytes + b * (LANES * type_size)
-                for line in range(some * (LANES * type_size // 64)):
+                for line in range(some * lines_first):
                     prefetch(ahead + 64 * line)
+                ahead += some * (64 * lines_first)
                 # A short last piece is read with blocks before it, so that nothing behind the row is touched.
                 unpack(weights + (b + some - 8) * type_size, row_bytes, scratch)
                 for part in range(n_panels * (panel // block)):
@@ -96,6 +100,10 @@ def tile_kernel(form: Format32, panel: int) -> Kernel:
                         y[t] = load_floats(partial + (first + t) * VECTOR)
                     for i in range(some):
                         slot = scratch + (8 - some + i) * BLOCK_TILE
+                        if part == 0:
+                            for line in unroll(lines_each):
+                                prefetch(ahead + 64 * line)
+                            ahead += 64 * lines_each
                         if by_dots:
                             for t in unroll(block):
                                 dots[t] = splat_ints(0)

@@ -106,6 +106,10 @@ def tile_kernel(form: KFormat, panel: int) -> Kernel:
     dot = dot_wide if wide else dot_unsigned
     by_dots = HAS_DOT or wide
     scale_by_pairs = not HAS_DOT and not wide
+    # The next rows are asked for while these are used: half before unpacking, half between the groups' products. All
+    # at once would fill the core's miss buffers and hold up the loads behind (measured: 5 to 25% slower).
+    lines_first = LANES * type_size // 128
+    lines_each = -(-(LANES * type_size // 64 - lines_first) // (256 // group))
 
     def tile(args: int, begin: int, end: int, scratch: int) -> None:
         row_bytes, n_rows, n_blocks = load_i64(args + ROW_BYTES), load_i64(args + N_ROWS), load_i64(args + N_BLOCKS)
@@ -120,8 +124,9 @@ def tile_kernel(form: KFormat, panel: int) -> Kernel:
                 store(partial + token * VECTOR, splat_floats(0.0))
             for b in range(n_blocks):
                 ahead = weights + LANES * row_bytes + b * (LANES * type_size)
-                for line in range(LANES * type_size // 64):
+                for line in range(lines_first):
                     prefetch(ahead + 64 * line)
+                ahead += 64 * lines_first
                 unpack(weights + b * type_size, row_bytes, scratch)
                 for part in range(n_panels * (panel // block)):
                     first = part % (panel // block) * block
@@ -133,6 +138,10 @@ def tile_kernel(form: KFormat, panel: int) -> Kernel:
                     for t in unroll(block):
                         total[t] = splat_ints(0)
                     for g in range(256 // group):
+                        if part == 0:
+                            for line in unroll(lines_each):
+                                prefetch(ahead + 64 * line)
+                            ahead += 64 * lines_each
                         codes = scratch + g * (group // 4 * VECTOR)
                         bytes_x = x + g * (group * panel)
                         scale = load_ints(scratch + SCALES + g * VECTOR)
