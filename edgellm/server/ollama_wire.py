@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from edgellm.errors import RequestError
@@ -14,6 +15,7 @@ from edgellm.server.options import Options, parse_options
 
 __all__ = ["ChatBody", "CommonBody", "GenerateBody", "OllamaChunks", "chat_job", "done_object", "generate_job"]
 
+_log = logging.getLogger("edgellm.server")
 _THINK_LEVELS = ("low", "medium", "high", "max")
 
 
@@ -70,6 +72,8 @@ def _think(value: bool | str | None) -> bool | str | None:
 
 def _sampling(body: CommonBody, options: Options) -> dict[str, Any]:
     """The options plus the logprobs fields that stand beside them."""
+    if body.shift:
+        _log.info("shift is ignored: an answer ends where the context does")
     sampling = dict(options.sampling)
     top = body.top_logprobs or 0
     if not 0 <= top <= 20:
