@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from edgellm import config
 from edgellm.hub import manifest as mf
 from edgellm.hub.names import parse_name
 from edgellm.hub.store import Store
@@ -30,7 +31,10 @@ def store_model(store: Store, name: str, path: Path, **small: tuple[str, bytes])
 
 @contextmanager
 def own_home(folder: Path) -> Iterator[Store]:
-    """Within the block nothing is read or written outside `folder`."""
+    """Within the block nothing is read or written outside `folder`, but for compiled kernels, which take minutes."""
+    kernels = config.home() / "kernels"
+    kernels.mkdir(parents=True, exist_ok=True)
+    (folder / "kernels").symlink_to(kernels)
     places = {"EDGELLM_HOME": folder, "OLLAMA_MODELS": folder / "no-ollama", "HF_HUB_CACHE": folder / "no-hub"}
     before: Mapping[str, str | None] = {name: os.environ.get(name) for name in places}
     os.environ.update({name: str(place) for name, place in places.items()})
