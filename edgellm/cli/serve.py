@@ -44,9 +44,9 @@ def serve(
     from edgellm.server.run import bind, serve, setup_logging
 
     settings = _settings(host, port, api_key, keep_alive, program.debug, model_flags)
-    setup_logging(settings.debug)
     app = build_app(settings, models)
     sock = bind(settings.host, settings.port)
+    setup_logging(settings.debug)
     address = f"http://{settings.host}:{sock.getsockname()[1]}"
     click.echo(f"edgellm: serving on {address} (chat page: {address}/ui)", err=True)
     if not settings.is_loopback and not settings.api_key:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from edgellm.errors import RequestError
@@ -13,6 +14,8 @@ from edgellm.server.messages import join_text, no_images
 from edgellm.server.openai_wire import effort_to_think
 
 __all__ = ["MessageFrames", "MessagesBody", "messages_job"]
+
+_log = logging.getLogger("edgellm.server")
 
 
 class InputMessage(Wire):
@@ -76,7 +79,7 @@ def messages_job(body: MessagesBody) -> Job:
     names: dict[str, str] = {}
     for number, message in enumerate(body.messages):
         turns.extend(_turns(message, f"messages.{number}", body.model, names))
-    tools = tuple(_tool(tool) for tool in body.tools or ())
+    tools = tuple(_tool(tool) for tool in body.tools or () if _is_ours(tool))
     config = body.output_config
     return Job(
         model=body.model,
@@ -84,6 +87,7 @@ def messages_job(body: MessagesBody) -> Job:
         tools=tools,
         tool_choice=_tool_choice(body.tool_choice, tools),
         think=_think(body),
+        think_if_able=True,
         format=_format(config.format) if config else None,
         sampling=_sampling(body),
     )
@@ -118,9 +122,16 @@ def _format(value: dict[str, Any] | None) -> OutputFormat | None:
     return OutputFormat("schema", value["schema"])
 
 
+def _is_ours(tool: AnthropicTool) -> bool:
+    """Whether the client runs it by its schema. Tools that Anthropic's servers run are left out, with a log line, since
+    some clients list them in every request."""
+    if tool.type in (None, "custom"):
+        return True
+    _log.warning("tool %r of type %r is not offered to the model", tool.name, tool.type)
+    return False
+
+
 def _tool(tool: AnthropicTool) -> dict[str, Any]:
-    if tool.type not in (None, "custom"):
-        raise RequestError(f"tools: type {tool.type!r} runs on Anthropic's servers and is not supported here")
     if not tool.name:
         raise RequestError("tools: a tool without a name")
     parameters = tool.input_schema or {"type": "object", "properties": {}}

@@ -61,7 +61,8 @@ def create_app(
                 (await manager.acquire(record)).release()
             yield
         finally:
-            app.state.server.downloads.shutdown(wait=False, cancel_futures=True)
+            for pool in (app.state.server.downloads, app.state.server.embedders):
+                pool.shutdown(wait=False, cancel_futures=True)
             await manager.close()
 
     app = Starlette(

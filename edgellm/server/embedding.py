@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgellm.errors import RequestError
+from edgellm.errors import CancelledError, RequestError
 
 __all__ = ["Embedded", "embed"]
 
 MAX_INPUTS = 2048
+BATCH = 32
+"""Texts that are in the engine's queue at once: other requests come in between."""
 
 
 @dataclass
@@ -32,10 +35,12 @@ def embed(
     truncate: bool,
     dimensions: int | None = None,
     num_ctx: int | None = None,
+    stop: threading.Event | None = None,
 ) -> Embedded:
     """Vectors of texts or token ids. Too long ones are cut to the context with `truncate`, refused without.
 
-    `dimensions` keeps the first so many and brings the length back to 1. Raises RequestError.
+    `dimensions` keeps the first so many and brings the length back to 1. `stop`: set when nobody wants them any more.
+    Raises RequestError, CancelledError.
     """
     if len(inputs) > MAX_INPUTS:
         raise RequestError(f"input: {len(inputs)} texts are too many for one request ({MAX_INPUTS} at most)")
@@ -45,7 +50,12 @@ def embed(
     rows = [_ids(llm, item, limit, truncate) for item in inputs]
     if not rows:
         return Embedded(np.zeros((0, 0), np.float32), 0)
-    vectors = np.asarray(llm.embed(rows), np.float32)
+    batches = []
+    for start in range(0, len(rows), BATCH):
+        if stop is not None and stop.is_set():
+            raise CancelledError("the client went away")
+        batches.append(llm.embed(rows[start : start + BATCH]))
+    vectors = np.concatenate(batches)
     if dimensions:
         if dimensions > vectors.shape[1]:
             raise RequestError(f"dimensions {dimensions} is above the model's {vectors.shape[1]}")

@@ -49,6 +49,8 @@ class Job:
     """`auto`, `none`, `required`, or `=NAME` for one named tool."""
     think: bool | str | None = None
     """None: as the model does by itself."""
+    think_if_able: bool = False
+    """Whether a model without thought answers all the same, where `think` asks for it."""
     format: OutputFormat | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """`SamplingParams` fields that the request sets."""

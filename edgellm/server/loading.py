@@ -17,6 +17,9 @@ __all__ = ["Loader"]
 _CONTEXTS = 8
 """Without a given budget a model's cache holds this many whole contexts at most: it need not fill the machine."""
 
+_SLACK = 256 << 20
+"""Bytes by which the interpreter may grow while a model is loaded."""
+
 
 class Loader:
     """Makes models. `budget`: bytes for all of them together."""
@@ -64,7 +67,7 @@ class Loader:
         runtime = runtime_bytes()
         plan = make_plan(config, weights, self.settings.kv_type, ctx, room // 2, runtime_bytes=runtime)
         if plan.fits:
-            enough = plan.total_bytes + (_CONTEXTS - 1) * plan.kv_bytes
+            enough = plan.total_bytes + (_CONTEXTS - 1) * plan.kv_bytes + _SLACK
             return room // 2 if self.settings.memory is not None else min(room // 2, enough)
         if plan.total_bytes > room and room < self.budget:
             raise MemoryBudgetError(f"{record.name} needs {plan.total_bytes} bytes but {room} are free")

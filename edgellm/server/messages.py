@@ -13,6 +13,7 @@ from edgellm.server.job import new_id
 __all__ = ["ChatMessage", "Tool", "arguments_object", "join_text", "no_images", "to_tools", "to_turns"]
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_ROLES["function"] = "tool"
 
 
 class Function(Wire):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
@@ -12,12 +11,12 @@ from starlette.responses import Response
 from edgellm.errors import RequestError
 from edgellm.server.body import Wire, parse, read_json
 from edgellm.server.durations import NS, keep_alive_seconds
-from edgellm.server.embedding import Embedded, embed
+from edgellm.server.embedding import Embedded
 from edgellm.server.job import Job
 from edgellm.server.ollama_wire import ChatBody, GenerateBody, OllamaChunks, chat_job, done_object, generate_job
 from edgellm.server.options import parse_options
 from edgellm.server.replies import JSONReply, attended
-from edgellm.server.serving import answer, find_model, refuse_while_draining
+from edgellm.server.serving import answer, embed_inputs, find_model, refuse_while_draining
 from edgellm.server.state import ServerState
 
 __all__ = ["EmbedBody", "EmbeddingsBody", "chat", "embed_route", "embeddings", "generate"]
@@ -81,7 +80,6 @@ async def embed_route(request: Request) -> Response:
     """POST /api/embed: one vector of length 1 per text, in order."""
     started = time.perf_counter()
     body = parse(EmbedBody, await read_json(request))
-    parse_options(body.options)
     texts = [body.input] if isinstance(body.input, str) else [] if body.input is None else body.input
     if not isinstance(texts, list) or any(not isinstance(text, str) for text in texts):
         raise RequestError("invalid input type: input must be a string or a list of strings")
@@ -101,7 +99,6 @@ async def embeddings(request: Request) -> Response:
     body = parse(EmbeddingsBody, await read_json(request))
     if not body.model:
         raise RequestError("model is required")
-    parse_options(body.options)
     found = await _embed(request, body, [body.prompt] if body.prompt else [], truncate=True, dimensions=None)
     return JSONReply({"embedding": found.vectors[0].tolist() if len(found.vectors) else []})
 
@@ -109,16 +106,13 @@ async def embeddings(request: Request) -> Response:
 async def _embed(
     request: Request, body: EmbedBody | EmbeddingsBody, texts: list[str], *, truncate: bool, dimensions: int | None
 ) -> Embedded:
-    state: ServerState = request.app.state.server
-    refuse_while_draining(state)
-    keep_alive = keep_alive_seconds(body.keep_alive)
-    num_ctx = parse_options(body.options).num_ctx
-    record = await find_model(state, body.model, 'model "{}" not found, try pulling it first')
-    lease = await attended(request, state.manager.acquire(record, keep_alive))
-    try:
-        work = asyncio.to_thread(embed, lease.llm, texts, truncate=truncate, dimensions=dimensions, num_ctx=num_ctx)
-        found = await attended(request, work)
-    finally:
-        lease.release()
-    found.load_s = lease.load_s
-    return found
+    return await embed_inputs(
+        request,
+        body.model,
+        texts,
+        keep_alive=keep_alive_seconds(body.keep_alive),
+        missing='model "{}" not found, try pulling it first',
+        truncate=truncate,
+        dimensions=dimensions,
+        num_ctx=parse_options(body.options).num_ctx,
+    )

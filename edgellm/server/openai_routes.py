@@ -14,14 +14,12 @@ from edgellm.errors import RequestError
 from edgellm.server.anthropic_wire import MessageFrames, MessagesBody, messages_job
 from edgellm.server.body import Wire, parse, read_json
 from edgellm.server.catalog import ModelRecord
-from edgellm.server.embedding import embed
 from edgellm.server.openai_frames import ChatFrames, CompletionFrames
 from edgellm.server.openai_wire import ChatBody, CompletionBody, chat_job, completion_job
-from edgellm.server.replies import JSONReply, attended
+from edgellm.server.replies import JSONReply
 from edgellm.server.responses_frames import ResponseFrames
 from edgellm.server.responses_wire import ResponsesBody, responses_job
-from edgellm.server.serving import answer, find_model, refuse_while_draining
-from edgellm.server.state import ServerState
+from edgellm.server.serving import answer, embed_inputs, find_model
 
 __all__ = ["EmbeddingsBody", "chat_completions", "completions", "embeddings"]
 __all__ += ["messages", "model", "models", "responses"]
@@ -74,16 +72,7 @@ async def embeddings(request: Request) -> Response:
     encoding = body.encoding_format or "float"
     if encoding not in ("float", "base64"):
         raise RequestError(f"encoding_format must be float or base64, not {encoding!r}")
-    inputs = _inputs(body.input)
-    state: ServerState = request.app.state.server
-    refuse_while_draining(state)
-    record = await find_model(state, body.model)
-    lease = await attended(request, state.manager.acquire(record))
-    try:
-        work = asyncio.to_thread(embed, lease.llm, inputs, truncate=False, dimensions=body.dimensions)
-        found = await attended(request, work)
-    finally:
-        lease.release()
+    found = await embed_inputs(request, body.model, _inputs(body.input), truncate=False, dimensions=body.dimensions)
     data = [
         {"object": "embedding", "index": index, "embedding": _encoded(vector, encoding)}
         for index, vector in enumerate(found.vectors)

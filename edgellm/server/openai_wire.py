@@ -125,9 +125,7 @@ def sampling(body: SamplingBody) -> dict[str, Any]:
         "top_p": 1.0 if body.top_p is None else body.top_p,
     }
     if body.max_tokens is not None:
-        if body.max_tokens < 0:
-            raise RequestError(f"max_tokens must be 0 or more, not {body.max_tokens}")
-        found["max_tokens"] = body.max_tokens
+        found["max_tokens"] = _limit("max_tokens", body.max_tokens)
     for name in ("top_k", "min_p", "frequency_penalty", "presence_penalty"):
         if getattr(body, name) is not None:
             found[name] = getattr(body, name)
@@ -138,6 +136,13 @@ def sampling(body: SamplingBody) -> dict[str, Any]:
     if body.logit_bias:
         found["logit_bias"] = _logit_bias(body.logit_bias)
     return found
+
+
+def _limit(name: str, value: int) -> int:
+    """A token limit; -1, which some clients send, means none."""
+    if value < -1:
+        raise RequestError(f"{name} must be 0 or more (-1: no limit), not {value}")
+    return value
 
 
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:
@@ -181,9 +186,7 @@ def chat_job(body: ChatBody) -> Job:
     tools = to_tools(body.tools)
     fields = sampling(body)
     if body.max_completion_tokens is not None:
-        if body.max_completion_tokens < 0:
-            raise RequestError(f"max_completion_tokens must be 0 or more, not {body.max_completion_tokens}")
-        fields["max_tokens"] = body.max_completion_tokens
+        fields["max_tokens"] = _limit("max_completion_tokens", body.max_completion_tokens)
     top = body.top_logprobs or 0
     if not 0 <= top <= 20:
         raise RequestError(f"top_logprobs must lie between 0 and 20, not {top}")

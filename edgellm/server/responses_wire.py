@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from edgellm.errors import RequestError
@@ -11,6 +12,8 @@ from edgellm.server.messages import ChatMessage, Tool, to_tools, to_turns
 from edgellm.server.openai_wire import Reasoning, effort_to_think, response_format, tool_choice
 
 __all__ = ["ResponsesBody", "responses_job"]
+
+_log = logging.getLogger("edgellm.server")
 
 
 class TextOptions(Wire):
@@ -63,6 +66,7 @@ def responses_job(body: ResponsesBody) -> Job:
         tools=tools,
         tool_choice=tool_choice(body.tool_choice, tools),
         think=effort_to_think(body.reasoning.effort if body.reasoning else None),
+        think_if_able=True,
         format=response_format(body.text.format if body.text else None),
         sampling=fields,
     )
@@ -125,7 +129,8 @@ def _summary(item: dict[str, Any]) -> str | None:
 
 
 def _tools(given: list[dict[str, Any]] | None) -> list[Tool]:
-    """Function tools, also from inside `namespace` groups; tools that OpenAI's servers run are refused in words."""
+    """Function tools, also from inside `namespace` groups. Other kinds run on OpenAI's servers or in its own clients:
+    those are left out, with a log line, since some clients list them in every request."""
     tools = []
     for number, tool in enumerate(given or ()):
         if tool.get("type") == "namespace":
@@ -138,5 +143,5 @@ def _tools(given: list[dict[str, Any]] | None) -> list[Tool]:
             except RequestError as error:
                 raise RequestError(f"tools.{number}.{error}") from None
         else:
-            raise RequestError(f"tools.{number}: type {tool.get('type')!r} is not supported (function is)")
+            _log.warning("tools.%d of type %r is not offered to the model", number, tool.get("type"))
     return tools

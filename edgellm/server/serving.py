@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import threading
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from edgellm.errors import ModelNotFound
 from edgellm.server.catalog import ModelRecord
+from edgellm.server.embedding import Embedded, embed
 from edgellm.server.errors import ShuttingDown
 from edgellm.server.frames import Framer
 from edgellm.server.generation import Generation
@@ -17,7 +22,7 @@ from edgellm.server.job import Job
 from edgellm.server.replies import FrameStream, JSONReply, attended
 from edgellm.server.state import ServerState
 
-__all__ = ["answer", "find_model", "refuse_while_draining"]
+__all__ = ["answer", "embed_inputs", "find_model", "refuse_while_draining"]
 
 
 async def answer(request: Request, job: Job, framer: Framer, *, stream: bool) -> Response:
@@ -59,3 +64,28 @@ def refuse_while_draining(state: ServerState) -> None:
     """New work is refused once the server was told to stop."""
     if state.draining:
         raise ShuttingDown("the server is shutting down")
+
+
+async def embed_inputs(
+    request: Request,
+    name: str,
+    inputs: Sequence[str | Sequence[int]],
+    *,
+    keep_alive: float | None = None,
+    missing: str = "model '{}' not found",
+    **how: Any,
+) -> Embedded:
+    """Vectors from the model of that name; `how`: arguments of `embed`. Ends when the client leaves."""
+    state: ServerState = request.app.state.server
+    refuse_while_draining(state)
+    record = await find_model(state, name, missing)
+    lease = await attended(request, state.manager.acquire(record, keep_alive))
+    stop = threading.Event()
+    try:
+        work = functools.partial(embed, lease.llm, inputs, stop=stop, **how)
+        found = await attended(request, asyncio.get_running_loop().run_in_executor(state.embedders, work))
+    finally:
+        stop.set()
+        lease.release()
+    found.load_s = lease.load_s
+    return found

@@ -28,5 +28,7 @@ class ServerState:
     """Set when the server was told to stop: new work is refused, running answers go on for a while."""
     downloads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "edgellm-pull"))
     """Threads for pulls and creates, which take hours: the loop's own pool must stay free for prompts."""
+    embedders: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(16, "edgellm-embed"))
+    """Threads that wait for vectors, for the same reason."""
     running: set[Any] = field(default_factory=set)
     """Generations whose answers are being sent."""

@@ -65,7 +65,7 @@ def reply_style(job: Job, loaded: LoadedModel) -> Style:
     template, record = loaded.llm.template, loaded.record
     if job.tools and job.tool_choice != "none" and not template.supports_tools:
         raise RequestError(f"{record.name} does not support tools")
-    if job.think and not template.supports_thinking:
+    if job.think and not template.supports_thinking and not job.think_if_able:
         raise RequestError(f'"{job.model}" does not support thinking')
     replies = None
     if job.messages is not None:

@@ -240,6 +240,17 @@ def test_thinking_on_a_model_without_it_is_refused(server: Live) -> None:
     assert server.client.post("/api/chat", json=body("gemma-plain", think=False)).status_code == 200
 
 
+def test_what_agents_always_send_does_not_stop_a_model_without_it(server: Live) -> None:
+    ask = {"model": "gemma-plain", "max_tokens": 500, "messages": [{"role": "user", "content": "Hi"}]}
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    reply = server.client.post("/v1/messages", json={**ask, "thinking": {"type": "adaptive"}, "tools": [search]})
+    assert reply.status_code == 200 and reply.json()["content"][0]["text"] == "Hi <b> & </b>!"
+    body = {"model": "gemma-plain", "input": "Hi", "reasoning": {"effort": "medium"}, "tools": [{"type": "web_search"}]}
+    assert server.client.post("/v1/responses", json=body).json()["output"][0]["content"][0]["text"] == "Hi <b> & </b>!"
+    unlimited = server.client.post("/v1/chat/completions", json={**ask, "max_tokens": -1})
+    assert unlimited.json()["choices"][0]["finish_reason"] == "stop"
+
+
 def test_capabilities_come_from_the_template(server: Live) -> None:
     def capabilities(name: str) -> set[str]:
         return set(server.client.post("/api/show", json={"model": name}).json()["capabilities"])
