@@ -25,7 +25,9 @@ __all__ = [
     "kimi",
     "mistral",
     "name_then_json",
+    "name_to_arguments",
     "python_calls",
+    "solar",
 ]
 
 Call = tuple[str, dict[str, Any]]
@@ -102,6 +104,32 @@ def kimi(body: str, tools: Tools) -> list[Call] | None:
         found = re.fullmatch(
             r"\s*(?:functions\.)?([\w.\-]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>(.*)", part, re.S
         )
+        read = _named(found.group(1), found.group(2)) if found else None
+        if read is None:
+            return None
+        calls += read
+    return calls or None
+
+
+def name_to_arguments(body: str, tools: Tools) -> list[Call] | None:
+    """A list of objects with the name as key, `[{"f": {"x": 1}}]` (Apertus)."""
+    try:
+        values = json.loads(body, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        return None
+    calls = [(name, arguments) for value in values for name, arguments in value.items()]
+    return calls if calls and all(isinstance(arguments, dict) for _, arguments in calls) else None
+
+
+def solar(body: str, tools: Tools) -> list[Call] | None:
+    """`id<|tool_call:name|>name<|tool_call:args|>{...}` in call marks."""
+    calls: list[Call] = []
+    for part in re.split(r"<\|tool_call:begin\|>|<\|tool_call:end\|>", body):
+        if not part.strip():
+            continue
+        found = re.fullmatch(r".*?<\|tool_call:name\|>\s*([\w.\-]+)\s*<\|tool_call:args\|>(.*)", part, re.S)
         read = _named(found.group(1), found.group(2)) if found else None
         if read is None:
             return None

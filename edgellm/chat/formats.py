@@ -78,6 +78,15 @@ SEED = ToolSyntax("<seed:tool_call>", "</seed:tool_call>", bodies.functions_xml)
 MINIMAX = ToolSyntax("<minimax:tool_call>", "</minimax:tool_call>", bodies.invoke_xml)
 FUNCTIONARY = ToolSyntax("<function", "</function>", bodies.name_then_json, in_json=True)
 FIREFUNCTION = ToolSyntax("functools", "", bodies.json_calls)
+TOOL_CALLS = ToolSyntax("<tool_calls>", "</tool_calls>", bodies.json_calls, in_json=True)
+APERTUS = ToolSyntax("<|tools_prefix|>", "<|tools_suffix|>", bodies.name_to_arguments, in_json=True)
+SOLAR = ToolSyntax(
+    "<|tool_calls|>",
+    "",
+    bodies.solar,
+    inner=("<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>"),
+)
+COMMAND_R_PLUS = ToolSyntax("Action:\n```json\n", "```", bodies.json_calls)
 TOOL_CODE = ToolSyntax("```tool_code\n", "```", bodies.python_calls)
 
 # Marks in a template's text, the syntax they belong to; the first that fits wins, so the most telling come first.
@@ -92,7 +101,11 @@ _SYNTAXES: tuple[tuple[str, str, ToolSyntax], ...] = (
     ("seed", r"<seed:tool_call>", SEED),
     ("qwen-coder", r"<tool_call>.*<function=|<function=.*<tool_call>", QWEN_CODER),
     ("glm", r"<arg_key>", GLM),
-    ("lfm2", r"<\|tool_call_start\|>", LFM2),
+    ("lfm2", r"<\|tool_call_start\|>|<\|tool_list_start\|>|<\|tool_response_start\|>|List of tools: \[", LFM2),
+    ("apertus", r"<\|tools_prefix\|>", APERTUS),
+    ("solar", r"<\|tool_call:begin\|>", SOLAR),
+    ("command-r-plus", r"Action:\\n```json", COMMAND_R_PLUS),
+    ("tool-calls", r"<tool_calls>", TOOL_CALLS),
     ("phi4", r"<\|/tool_call\|>", PHI4),
     ("granite", r"<\|tool_call\|>", GRANITE),
     ("nemotron", r"<TOOLCALL>", NEMOTRON),
@@ -111,7 +124,11 @@ _THINK_TAGS = (
     ("<|inner_prefix|>", "<|inner_suffix|>"),
     ("<reasoning>", "</reasoning>"),
 )
-_ANSWER_TAGS = (("<|START_RESPONSE|>", "<|END_RESPONSE|>"), ("<response>", "</response>"))
+# What tells the marks around an answer (MiniMax's `<response>` is that of a tool), and the marks.
+_ANSWER_TAGS = (
+    ("<|START_RESPONSE|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
+    ("<response></response>", ("<response>", "</response>")),
+)
 _CHANNEL_THOUGHT = ("<|channel>thought\n", "<channel|>")
 
 
@@ -123,7 +140,7 @@ def detect(source: str) -> ReplyFormat:
     think = next((tags for tags in _THINK_TAGS if tags[1] in source), None)
     if "<|channel>" in source:
         think = _CHANNEL_THOUGHT
-    noise = next((tags for tags in _ANSWER_TAGS if tags[0] in source), ())
+    noise = next((tags for sign, tags in _ANSWER_TAGS if sign in source), ())
     for name, pattern, syntax in _SYNTAXES:
         if re.search(pattern, source, re.S):
             return ReplyFormat(name, (syntax,), think, noise)

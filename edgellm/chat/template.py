@@ -27,6 +27,10 @@ _MAX_SOURCE = 1 << 20
 _MAX_OUTPUT = 8 << 20
 
 
+class _ShapeError(TemplateError):
+    """The template met a value of a kind it did not expect."""
+
+
 class ChatTemplate:
     """One template of a model. `source`: its jinja text. `is_fallback`: the file has none and `FALLBACK` is used.
 
@@ -149,25 +153,29 @@ class ChatTemplate:
         return _cut_after_last(text, hidden["messages"]) if open_end else text
 
     def _run_with_arguments(self, variables: dict[str, Any], max_chars: int) -> str:
-        """Templates want tool-call arguments as objects or, some, as JSON text: those fail on the object. (So do those
-        that cannot print a message without content.)"""
-        try:
-            return self._run(variables, max_chars)
-        except TypeError as error:
-            calls = [call["function"] for m in variables["messages"] for call in m.get("tool_calls") or ()]
-            if not calls:
-                raise TemplateError(f"the chat template failed: {error}") from error
-            for function in calls:
-                function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
-            for message in variables["messages"]:
+        """Templates want tool-call arguments as objects or as JSON text, and a message without content as none or as
+        an empty text; those that get what they do not expect fail, and are given the next shape."""
+        messages = variables["messages"]
+        calls = [call["function"] for message in messages for call in message.get("tool_calls") or ()]
+        objects = [function["arguments"] for function in calls]
+        first: _ShapeError | None = None
+        for fill, as_text in ((False, False), (False, True), (True, False), (True, True)):
+            for function, arguments in zip(calls, objects, strict=True):
+                function["arguments"] = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
+            for message in messages if fill else ():
                 message["content"] = message.get("content") or ""
-        try:
-            return self._run(variables, max_chars)
-        except TypeError as error:
-            raise TemplateError(f"the chat template failed: {error}") from error
+            try:
+                return self._run(variables, max_chars)
+            except _ShapeError as error:
+                first = first or error
+            if not calls:
+                break
+        assert first is not None
+        raise first
 
     def _run(self, variables: dict[str, Any], max_chars: int) -> str:
         from jinja2 import TemplateError as JinjaError
+        from jinja2 import UndefinedError
 
         environment, template = self._compiled
         environment.start(max_chars)
@@ -181,7 +189,9 @@ class ChatTemplate:
         except TemplateError as error:
             message = str(error) if self._guard is None else self._guard.restore(str(error))
             raise TemplateError(message) from error
-        except (JinjaError, ArithmeticError, AttributeError, LookupError, ValueError) as error:
+        except (TypeError, AttributeError, UndefinedError) as error:
+            raise _ShapeError(f"the chat template failed: {str(error) or type(error).__name__}") from error
+        except (JinjaError, ArithmeticError, LookupError, ValueError) as error:
             raise TemplateError(f"the chat template failed: {str(error) or type(error).__name__}") from error
         except (RecursionError, MemoryError) as error:
             raise TemplateError(
@@ -237,7 +247,7 @@ class ChatTemplate:
                 found.append(
                     probe in self._run({"messages": [message], "tools": None, "add_generation_prompt": True}, 1 << 20)
                 )
-            except (TemplateError, TypeError):
+            except TemplateError:
                 found.append(False)
         return found == [False, True]
 

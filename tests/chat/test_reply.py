@@ -102,6 +102,19 @@ FAMILIES = [
     ("functionary-v3.1", "<function=", '<function=get_time>{"city": "Zürich", "n": 3}</function>'),
     ("firefunction", "functools[", f"functools[{JSON}]"),
     ("tool-code", "```tool_code", '```tool_code\nget_time(city="Zürich", n=3)\n```'),
+    ("tool-calls", "<tool_calls>", f"<tool_calls>[{JSON}]</tool_calls>"),
+    ("apertus", "<|tools_prefix|>", '<|tools_prefix|>[{"get_time": {"city": "Zürich", "n": 3}}]<|tools_suffix|>'),
+    (
+        "solar",
+        "<|tool_call:begin|>",
+        "<|tool_calls|><|tool_call:begin|>x1<|tool_call:name|>get_time<|tool_call:args|>"
+        '{"city": "Zürich", "n": 3}<|tool_call:end|>',
+    ),
+    (
+        "command-r-plus",
+        "Action:\\n```json",
+        'Action:\n```json\n[{"tool_name": "get_time", "parameters": {"city": "Zürich", "n": 3}}]\n```',
+    ),
     ("json", "{% if tools %}", f"<tool_call>{JSON}</tool_call>"),
 ]
 IDS = [f"{name}-{i}" for i, (name, _, _) in enumerate(FAMILIES)]

@@ -211,6 +211,20 @@ def test_tool_call_arguments_print_as_json(arguments, printed):
     assert template(source.replace("@", printed)).render(messages) == '{"city": "Zürich", "n": 3}'
 
 
+@pytest.mark.parametrize(
+    "printed, expected",
+    [
+        ("{% if m.content is none %}{{ 'call ' + a }}{% else %}lost{% endif %}", 'call {"n": 3}'),  # DeepSeek R1
+        ("{% if m.content is none %}{% endif %}{{ m.content + (a | tojson) }}", '{"n": 3}'),  # gpt-oss
+        ("{% if m.content is none %}{% endif %}{{ m.content + a }}", '{"n": 3}'),
+    ],
+)
+def test_shapes_are_tried_until_one_fits(printed, expected):
+    source = "{% for m in messages %}{% set a = m.tool_calls[0].function.arguments %}" + printed + "{% endfor %}"
+    call = {"function": {"name": "f", "arguments": {"n": 3}}}
+    assert template(source).render([{"role": "assistant", "content": None, "tool_calls": [call]}]) == expected
+
+
 def test_tool_results_find_their_calls():
     source = "{% for m in messages %}{% if m.role == 'tool' %}{{ m.name }}={{ m.tool_call_id }};{% endif %}{% endfor %}"
     calls = [{"id": f"call_abcdef{i}", "function": {"name": name, "arguments": {}}} for i, name in enumerate("fg")]
