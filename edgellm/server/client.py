@@ -47,13 +47,6 @@ class ServerClient:
         """Closes the connections."""
         self._http.close()
 
-    def is_running(self) -> bool:
-        """Whether a server answers there."""
-        try:
-            return self._http.get("/api/version", timeout=1.0).status_code == 200
-        except httpx.HTTPError:
-            return False
-
     def loaded(self) -> list[dict[str, Any]]:
         """The models in the server's memory, as /api/ps shows them."""
         return list(self._json("GET", "/api/ps")["models"])
@@ -77,10 +70,6 @@ class ServerClient:
     def chat(self, model: str, messages: list[dict[str, Any]], **fields: Any) -> Iterator[dict[str, Any]]:
         """The objects of a streamed /api/chat; the last one has `done` true. Closing the iterator stops the model."""
         return self._stream("/api/chat", {"model": model, "messages": messages, **fields})
-
-    def generate(self, model: str, prompt: str, **fields: Any) -> Iterator[dict[str, Any]]:
-        """The objects of a streamed /api/generate."""
-        return self._stream("/api/generate", {"model": model, "prompt": prompt, **fields})
 
     def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         try:

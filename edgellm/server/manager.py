@@ -23,6 +23,12 @@ __all__ = ["Clock", "Lease", "LoadedModel", "ModelManager"]
 _log = logging.getLogger("edgellm.server")
 
 
+class LoadTimeout(EdgeLLMError):
+    """A model that is not in memory in time: a slow disk, or busy models that make no room."""
+
+    http_status = 503
+
+
 class Clock(Protocol):
     """Where times come from; tests bring their own."""
 
@@ -154,7 +160,7 @@ class ModelManager:
                 if self._models.get(record.name) is model:
                     return model
         except asyncio.TimeoutError:
-            raise QueueFullError(f"{record.name} did not load within {self.settings.load_timeout:g} s") from None
+            raise LoadTimeout(f"{record.name} did not load within {self.settings.load_timeout:g} s") from None
         finally:
             self._waiting -= 1
 
