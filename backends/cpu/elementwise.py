@@ -106,7 +106,7 @@ def record_norm(tape: Tape, x: Buf, weight: Any, bias: Any, eps: float, centre: 
     out = tape.new(*x.shape)
     args = (x, out, d, np.float32(eps), 0 if weight is None else weight, 0 if bias is None else bias, groups)
     item = NORMS[centre, weight is not None, bias is not None]
-    tape.op(item, x.size // d, args, reads=[x], writes=[out], scratch=SPARE)
+    tape.op(item, x.size // d, args, reads=[x], writes=[out], scratch=SPARE, grain=(x, d))
     return out
 
 
@@ -191,19 +191,20 @@ def record_activate(tape: Tape, kind: str, gate: Buf, up: Buf | None) -> Buf:
     n = gate.size
     args = (gate, 0 if up is None else up, out, n)
     reads = [gate] if up is None else [gate, up]
-    tape.op(ACTIVATIONS[kind, up is not None], -(-n // PIECE), args, reads=reads, writes=[out], scratch=SPARE)
+    item, units = ACTIVATIONS[kind, up is not None], -(-n // PIECE)
+    tape.op(item, units, args, reads=reads, writes=[out], scratch=SPARE, grain=(gate, PIECE))
     return out
 
 
 @kernel
 def add_scaled(args: int, begin: int, end: int, scratch: int) -> None:
-    """out = a + s * b. args: a, b, out, n, s."""
+    """out = a + s * b. args: a, b, out, elements of a unit, s."""
     a, b, out = arg(args, 0), arg(args, 1), arg(args, 2)
-    last, s = min(end * PIECE, arg(args, 3)), float_of_bits(arg(args, 4))
+    first, last, s = begin * arg(args, 3), end * arg(args, 3), float_of_bits(arg(args, 4))
     factor = splat_f32x8(s)
-    for i in range(begin * PIECE, last - 7, 8):
+    for i in range(first, last - 7, 8):
         store(out + 4 * i, fma(factor, load_f32x8(b + 4 * i), load_f32x8(a + 4 * i)))
-    rest = last % 8
+    rest = (last - first) % 8
     if rest != 0:
         at = 4 * (last - rest)
         y = fma(factor, load_part(b + at, rest, scratch), load_part(a + at, rest, scratch + 32))
@@ -211,10 +212,10 @@ def add_scaled(args: int, begin: int, end: int, scratch: int) -> None:
 
 
 def record_add(tape: Tape, a: Buf, b: Buf, scale: float) -> Buf:
-    """a + scale * b."""
-    out = tape.new(*a.shape)
-    args = (a, b, out, a.size, np.float32(scale))
-    tape.op(add_scaled, -(-a.size // PIECE), args, reads=[a, b], writes=[out], scratch=SPARE)
+    """a + scale * b, by rows: the norm that comes next can follow it."""
+    out, d = tape.new(*a.shape), a.shape[-1]
+    args = (a, b, out, d, np.float32(scale))
+    tape.op(add_scaled, a.size // d, args, reads=[a, b], writes=[out], scratch=SPARE, grain=(a, d))
     return out
 
 
@@ -249,7 +250,8 @@ def record_scale(tape: Tape, x: Buf, factor: float, softcap: float) -> Buf:
     out = tape.new(*x.shape)
     inverse = 1 / softcap if softcap > 0 else 0.0
     args = (x, out, x.size, np.float32(factor), np.float32(softcap), np.float32(inverse))
-    tape.op(SCALES[softcap > 0], -(-x.size // PIECE), args, reads=[x], writes=[out], scratch=SPARE)
+    units = -(-x.size // PIECE)
+    tape.op(SCALES[softcap > 0], units, args, reads=[x], writes=[out], scratch=SPARE, grain=(x, PIECE))
     return out
 
 

@@ -202,4 +202,5 @@ def record_store(tape: Tape, pages: CPUPages, k: Buf, v: Buf) -> None:
     sizes = (spec.n_kv_heads, spec.k_dim, spec.v_dim, layout.block, layout.head, layout.v)
     args = (k, v, slots, pages.address, *sizes, layout.k_scales, layout.v_scales)
     units = tape.batch.n_tokens * spec.n_kv_heads
-    tape.op(STORES[spec.kv_type], units, args, reads=[k, v], writes=[pages.span], step=4, scratch=512)
+    grain = (k, spec.k_dim)
+    tape.op(STORES[spec.kv_type], units, args, reads=[k, v], writes=[pages.span], step=4, scratch=512, grain=grain)

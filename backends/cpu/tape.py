@@ -2,7 +2,9 @@
 
 An op on the tape is a kernel, a number of units, and an int64 argument array. Recording also plans memory (a handle
 that dies gives its buffer back) and barriers: one is put before an op only if the op touches memory that an op since
-the last barrier wrote, or writes memory that such an op read. What differs from step to step (ids, positions, block
+the last barrier wrote, or writes memory that such an op read. An op whose unit needs only what one unit of an op since
+the last barrier made *follows* it: the same thread calls it right after, while the numbers are in its cache, and no
+barrier is needed. What differs from step to step (ids, positions, block
 tables ...) is copied into fixed arrays before each run.
 """
 
@@ -12,8 +14,8 @@ import math
 import struct
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,10 +31,12 @@ CHUNK = 1 << 22
 Span = tuple[int, int]
 """Address and length in bytes of memory that an op touches."""
 
-# Fields of an op's row, int64 each. A row is one cache line, the counter that threads take units from another.
-KERNEL, UNITS, STEP, BARRIER, ARGS, ROW = 0, 1, 2, 3, 4, 16
+# Fields of an op's row, int64 each: a cache line for the op, one that changes, one for ops that follow it.
+KERNEL, UNITS, STEP, BARRIER, ARGS, N_FOLLOWERS, ROW = 0, 1, 2, 3, 4, 5, 24
 COUNTER, DONE = 8, 9
 """Next unit to claim, with the run's generation in the upper half; units that are done."""
+FOLLOWERS, FOLLOWER = 16, 4
+"""Where the followers start, and the size of one: kernel, arguments, its units per unit of the op, its units."""
 
 
 def float_bits(x: float) -> int:
@@ -136,14 +140,25 @@ class Buf:
         return Buf(self.storage, shape)
 
 
+@dataclass
+class _Op:
+    kernel: Kernel
+    args: int
+    units: int
+    step: int
+    barrier: bool
+    followers: list[tuple[Kernel, int, int, int]] = field(default_factory=list)
+
+
 class Tape:
     """Ops of one forward pass for one batch shape. `batch` holds the fixed arrays that kernels read."""
 
     def __init__(self, arena: Arena, batch: Batch, table_widths: Sequence[int]):
         self._arena = arena
         self._recording = True
-        self.kernels: list[Kernel] = []
-        self._rows: list[list[int]] = []
+        self._ops: list[_Op] = []
+        self._makers: dict[int, tuple[_Op, int]] = {}
+        """Since the last barrier: address of an output -> the op that made it, elements of it per unit."""
         self.arguments: list[npt.NDArray[np.int64]] = []
         self._keep: list[Any] = []
         self._reads: list[Span] = []
@@ -186,21 +201,45 @@ class Tape:
         writes: Sequence[Buf | Span] = (),
         step: int = 1,
         scratch: int = 0,
+        grain: tuple[Buf, int] | None = None,
     ) -> int:
-        """Append an op; returns its number. `args`: ints, floats (passed as bits), Bufs and arrays (as addresses; the
-        arrays are kept alive). Threads take `step` units at a time. `scratch`: bytes each thread needs."""
+        """Append an op; returns its number (-1: it follows another). `args`: ints, floats (passed as bits), Bufs and
+        arrays (as addresses; the arrays are kept alive). Threads take `step` units at a time. `scratch`: bytes each
+        thread needs. `grain` (x, n): unit u reads elements u * n .. (u + 1) * n of x and none else of it, and writes
+        nothing that another unit touches; if the first of `writes` has x's size, it writes those elements of it."""
         read = [s.span if isinstance(s, Buf) else s for s in reads]
         written = [s.span if isinstance(s, Buf) else s for s in writes]
+        self.arguments.append(np.array([self._argument(a) for a in args], np.int64))
+        address = self.arguments[-1].ctypes.data
+        self.scratch = max(self.scratch, scratch)
+        made = None if grain is None else self._followed(grain, read, written)
         barrier = _overlap(read, self._writes) or _overlap(written, self._writes) or _overlap(written, self._reads)
-        if barrier:
-            self._reads, self._writes = [], []
+        if made is not None and grain is not None:
+            op, ratio = made
+            op.followers.append((kernel, address, ratio, units))
+        else:
+            if barrier:
+                self._reads, self._writes = [], []
+                self._makers.clear()
+            op = _Op(kernel, address, units, step, barrier)
+            self._ops.append(op)
         self._reads += read
         self._writes += written
-        self.arguments.append(np.array([self._argument(a) for a in args], np.int64))
-        self._rows.append([0, units, step, int(barrier), self.arguments[-1].ctypes.data])
-        self.kernels.append(kernel)
-        self.scratch = max(self.scratch, scratch)
-        return len(self._rows) - 1
+        if grain is not None and writes and isinstance(writes[0], Buf) and writes[0].size == grain[0].size:
+            ratio = 1 if made is None else made[1]
+            self._makers[writes[0].address] = op, grain[1] * ratio
+        return len(self._ops) - 1 if made is None else -1
+
+    def _followed(self, grain: tuple[Buf, int], read: list[Span], written: list[Span]) -> tuple[_Op, int] | None:
+        """The op since the last barrier that this one can follow, and its units per unit of that op."""
+        x, n = grain
+        op, elements = self._makers.get(x.address, (None, 0))
+        if op is None or elements % n or len(op.followers) * FOLLOWER >= ROW - FOLLOWERS:
+            return None
+        others = [s for s in self._writes if s != x.span]
+        if _overlap([s for s in read if s != x.span], others) or _overlap(written, self._reads + self._writes):
+            return None
+        return op, elements // n
 
     def _argument(self, value: Any) -> int:
         if isinstance(value, Buf):
@@ -214,6 +253,17 @@ class Tape:
         """Keep objects alive as long as the tape."""
         self._keep += things
 
+    @property
+    def kernels(self) -> list[Kernel]:
+        """The kernels of all ops."""
+        return [kernel for kernel, _, _ in self.calls()]
+
+    def calls(self) -> Iterator[tuple[Kernel, int, int]]:
+        """(kernel, address of its arguments, units) of every op in an order that one thread could take."""
+        for i, op in enumerate(self._ops):
+            yield op.kernel, op.args, int(self.rows[i, UNITS]) if len(self.rows) else op.units
+            yield from ((kernel, args, units) for kernel, args, _, units in op.followers)
+
     def set_units(self, op: int, units: int) -> None:
         """Change how many units an op has in the next run (from a `replay` callback)."""
         self.rows[op, UNITS] = units
@@ -225,12 +275,16 @@ class Tape:
     def finish(self, output: Buf, address_of: Callable[[Kernel], int]) -> None:
         """End the recording: resolve kernels and lay out the rows."""
         self._recording = False
-        table = self._arena.take_rows(len(self._rows))
+        table = self._arena.take_rows(len(self._ops))
         weakref.finalize(self, self._arena.give_back_rows, table).atexit = False
         table[:, COUNTER] = 0  # before the other fields, see `run_ops`
-        self.rows = table[: len(self._rows)]
-        self.rows[:, : ARGS + 1] = np.array(self._rows, np.int64).reshape(-1, ARGS + 1)
-        self.rows[:, KERNEL] = [address_of(kernel) for kernel in self.kernels]
+        self.rows = table[: len(self._ops)]
+        for row, op in zip(self.rows, self._ops, strict=True):
+            head = (address_of(op.kernel), op.units, op.step, int(op.barrier), op.args, len(op.followers))
+            row[: len(head)] = head
+            for i, (kernel, args, ratio, units) in enumerate(op.followers):
+                at = FOLLOWERS + FOLLOWER * i
+                row[at : at + FOLLOWER] = address_of(kernel), args, ratio, units
         self.output = _array(output.address, output.shape)
         self.shared.clear()
 
@@ -251,8 +305,8 @@ class Tape:
     def run_plain(self) -> None:
         """Run every op as plain Python, in order (JIT disabled)."""
         scratch = np.zeros(self.scratch + ALIGN, np.uint8)
-        for row, kernel in zip(self.rows, self.kernels, strict=True):
-            kernel(int(row[ARGS]), 0, int(row[UNITS]), -(-scratch.ctypes.data // ALIGN) * ALIGN)
+        for kernel, args, units in self.calls():
+            kernel(args, 0, units, -(-scratch.ctypes.data // ALIGN) * ALIGN)
 
 
 FIELDS = ("ids", "positions", "seq_starts", "context_lens", "output_rows", "rope_variants")

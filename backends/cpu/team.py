@@ -22,7 +22,21 @@ import numpy as np
 from edgellm.backends.base import Batch
 from edgellm.backends.cpu.jit import Library, inline, jit_disabled, kernel
 from edgellm.backends.cpu.simd import Op, atomic_add, atomic_load, compare_exchange, load_i64, op, pause, store_i64
-from edgellm.backends.cpu.tape import ALIGN, ARGS, BARRIER, COUNTER, DONE, KERNEL, ROW, STEP, UNITS, Tape
+from edgellm.backends.cpu.tape import (
+    ALIGN,
+    ARGS,
+    BARRIER,
+    COUNTER,
+    DONE,
+    FOLLOWER,
+    FOLLOWERS,
+    KERNEL,
+    N_FOLLOWERS,
+    ROW,
+    STEP,
+    UNITS,
+    Tape,
+)
 
 __all__ = ["Team", "default_threads"]
 
@@ -87,6 +101,13 @@ def run_ops(state: int, generation: int, scratch: int, lead: int) -> None:
             found = compare_exchange(row + 8 * COUNTER, counter, counter + step)
             if found == counter:
                 call_kernel(function, args, begin, end, scratch)
+                follower = row + 8 * FOLLOWERS
+                for _ in range(load_i64(row + 8 * N_FOLLOWERS)):
+                    ratio, last_unit = load_i64(follower + 16), load_i64(follower + 24)
+                    call_kernel(
+                        load_i64(follower), load_i64(follower + 8), begin * ratio, min(end * ratio, last_unit), scratch
+                    )
+                    follower += 8 * FOLLOWER
                 atomic_add(row + 8 * DONE, end - begin)
                 found = atomic_load(row + 8 * COUNTER)
             counter = found

@@ -25,7 +25,7 @@ from edgellm.backends.base import Batch, KVSpec
 from edgellm.backends.cpu import simd
 from edgellm.backends.cpu.backend import CPUBackend
 from edgellm.backends.cpu.jit import Kernel, Target, jit_disabled, symbol
-from edgellm.backends.cpu.tape import ARGS, UNITS, Tape
+from edgellm.backends.cpu.tape import Tape
 from edgellm.loader import open_gguf
 from edgellm.models.registry import load_model
 
@@ -47,7 +47,8 @@ def mappings(pointers: set[int]) -> list[tuple[int, int]]:
 
 def snapshot(tape: Tape, path: Path) -> None:
     """Write what aarch64.c reads: memory, ops, where the result is."""
-    pointers = {int(row[ARGS]) for row in tape.rows}
+    calls = list(tape.calls())
+    pointers = {args for _, args, _ in calls}
     for values in tape.arguments:
         pointers |= {int(v) for v in values if v > 1 << 20}
         # A cell may point further (partial results of attention).
@@ -58,9 +59,9 @@ def snapshot(tape: Tape, path: Path) -> None:
         file.write(struct.pack("<q", len(regions)))
         for address, size in regions:
             file.write(struct.pack("<qq", address, size) + simd.view(address, np.uint8, size).tobytes())
-        file.write(struct.pack("<qq", len(tape.rows), tape.scratch))
-        for row in tape.rows:
-            file.write(struct.pack("<qq", row[ARGS], row[UNITS]))
+        file.write(struct.pack("<qq", len(calls), tape.scratch))
+        for _, args, units in calls:
+            file.write(struct.pack("<qq", args, units))
         file.write(struct.pack("<qq", tape.output.ctypes.data, tape.output.nbytes))
 
 
