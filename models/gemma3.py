@@ -48,7 +48,7 @@ class Gemma3(Decoder):
     @staticmethod
     def read_config(meta: Metadata) -> ModelConfig:
         c = base_config(meta, adjacent=False)
-        base_swa = meta.number("rope.freq_base_swa", 10000.0, low=1.0)
+        base_swa = meta.number("rope.freq_base_swa", 10000.0, low=1.001)
         return replace(
             c,
             embedding_scale=math.sqrt(c.dim),

@@ -105,7 +105,7 @@ def _rope_config(meta: Metadata, k_dim: int, context_length: int, adjacent: bool
     factor = meta.number(factor_key, 1.0, low=0) or 1.0
     return RopeConfig(
         n_dims=n_dims,
-        base=meta.number("rope.freq_base", 10000.0, low=1.0),
+        base=meta.number("rope.freq_base", 10000.0, low=1.001),
         adjacent=adjacent,
         scaling=meta.text(
             "rope.scaling.type", "linear" if factor != 1.0 else "none", ("none", "linear", "yarn", "longrope")
@@ -113,8 +113,8 @@ def _rope_config(meta: Metadata, k_dim: int, context_length: int, adjacent: bool
         factor=factor,
         original_context=meta.integer("rope.scaling.original_context_length", context_length, low=1, high=MAX_CONTEXT),
         attn_factor=meta.number("rope.scaling.attn_factor", 1.0, low=0),
-        beta_fast=meta.number("rope.scaling.yarn_beta_fast", 32.0, low=0),
-        beta_slow=meta.number("rope.scaling.yarn_beta_slow", 1.0, low=0),
+        beta_fast=meta.number("rope.scaling.yarn_beta_fast", 32.0, low=1e-3),
+        beta_slow=meta.number("rope.scaling.yarn_beta_slow", 1.0, low=1e-3),
         extrapolation=meta.number("rope.scaling.yarn_ext_factor", 1.0, low=0),
     )
 
