@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -16,14 +17,18 @@ import httpx
 
 from edgellm.errors import CancelledError, PullError
 from edgellm.hub.fetch import TRIES, Fetcher, RangeIgnored
-from edgellm.hub.journal import Partial, part_digest
+from edgellm.hub.journal import Geometry, Partial, part_digest
 from edgellm.hub.web import connection_error
 
 __all__ = ["download", "whole_digest"]
 
 _KEPT_BYTES = 32 << 20
 """Parts kept in memory until the hash comes by."""
-_SMALLEST_UNSYNCED = 2 << 20
+_GROW_S = 0.5
+_FAST = 150e6
+"""Bytes per second from which more connections only cost CPU."""
+_SYNC_S = 1.0
+"""Longest that arrived bytes wait for company before they are synced."""
 
 Progress = Callable[[int], None]
 
@@ -48,6 +53,13 @@ def download(fetcher: Fetcher, partial: Partial, digest: str, progress: Progress
         partial.mark_bad(True)
         raise wrong_digest(partial.label, digest, found)
     return found
+
+
+def most_unsynced(geometry: Geometry) -> int:
+    """Bytes that may be written and not yet noted: what a kill costs besides the ranges under way. Small next to the
+    file, and large enough that the disk is not kept busy with syncs."""
+    share = 200 if geometry.size < 1 << 30 else 64
+    return min(max(geometry.size // share, geometry.part_size, 2 << 20), 128 << 20)
 
 
 def wrong_digest(label: str, wanted: str, found: str) -> PullError:
@@ -104,7 +116,10 @@ class _Transfer:
         self.geometry = partial.geometry
         self.todo = deque(todo)
         self.compare = compare
-        self.connections = connections or (4 if self.geometry.size < 1 << 30 else 8)
+        self._most = connections or (4 if self.geometry.size < 1 << 30 else 8)
+        self._fewest = connections or 2
+        self._threads: list[threading.Thread] = []
+        self._streaming = False
         self._progress = progress
         self._changed = threading.Condition()
         self._have = set() if compare else set(partial.done)
@@ -112,8 +127,9 @@ class _Transfer:
         self._kept_bytes = 0
         self._written: list[tuple[int, str]] = []
         self._unsynced = 0
-        self._most_unsynced = max(self.geometry.size // 200, self.geometry.part_size, _SMALLEST_UNSYNCED)
+        self._most_unsynced = most_unsynced(self.geometry)
         self._arrived = 0 if compare else partial.done_bytes
+        self._looked = (time.monotonic(), self._arrived)
         self._reported = 0
         self._working = 0
         self._differs = False
@@ -121,15 +137,13 @@ class _Transfer:
 
     def run(self, hash_all: bool = True) -> str:
         """Fetches, syncs, notes; the digest of the whole file, unless `hash_all` is off."""
-        if self.todo and not self.fetcher.location().ranges:
-            threads = [threading.Thread(target=self._guard, args=(self._stream,), daemon=True)]
-        else:
-            n = min(self.connections, len(self.todo))
-            threads = [threading.Thread(target=self._guard, args=(self._work,), daemon=True) for _ in range(n)]
-        self._working = len(threads)
         journal = threading.Thread(target=self._guard, args=(self._note_parts, False), daemon=True)
-        for thread in (*threads, journal):
-            thread.start()
+        if self.todo and not self.fetcher.location().ranges:
+            self._start(self._stream)
+        else:
+            for _ in range(min(self._fewest, len(self.todo))):
+                self._start(self._work)
+        journal.start()
         try:
             found = self._hash() if hash_all else ""
             self._wait(lambda: self._working <= 0 and not self._unsynced)
@@ -138,7 +152,7 @@ class _Transfer:
                 self._error = self._error or error
             raise
         finally:
-            for thread in threads:
+            for thread in self._threads:
                 thread.join(timeout=2.0 if self._error else None)
             with self._changed:
                 self._working = 0
@@ -146,6 +160,23 @@ class _Transfer:
             journal.join()
         self._report()
         return found
+
+    def _start(self, work: Callable[[], None]) -> None:
+        with self._changed:
+            self._working += 1
+        self._threads.append(threading.Thread(target=self._guard, args=(work,), daemon=True))
+        self._threads[-1].start()
+
+    def _grow(self) -> None:
+        """One connection more every half second, while the line and not this machine is what limits."""
+        now, (then, before) = time.monotonic(), self._looked
+        if now - then < _GROW_S or len(self._threads) >= self._most or self._streaming:
+            return
+        slow = (self._arrived - before) / (now - then) < _FAST
+        self._looked = (now, self._arrived)
+        with self._changed:  # the journal thread stays as long as somebody works
+            if slow and self._working > 0 and self.todo and not self._error and not self._differs:
+                self._start(self._work)
 
     def _guard(self, work: Callable[[], None], counts: bool = True) -> None:
         """Runs a thread's work; its error ends the whole round."""
@@ -210,6 +241,7 @@ class _Transfer:
 
     def _stream(self) -> None:
         """The whole file as one answer, from a server without ranges: parts that are here already pass by."""
+        self._streaming = True
         wanted = set(self.todo)
         failures, best = 0, -1
         while wanted:
@@ -248,6 +280,7 @@ class _Transfer:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._written or self._working <= 0)
+                self._changed.wait_for(self._worth_a_sync, timeout=_SYNC_S)
                 parts, self._written = self._written, []
             if not parts:
                 return
@@ -256,6 +289,9 @@ class _Transfer:
             with self._changed:
                 self._unsynced -= sum(self.geometry.length(part) for part, _ in parts)
                 self._changed.notify_all()
+
+    def _worth_a_sync(self) -> bool:
+        return self._unsynced * 4 >= self._most_unsynced or self._working <= 0 or self._error is not None
 
     def _hash(self) -> str:
         digest = hashlib.sha256()
@@ -280,5 +316,6 @@ class _Transfer:
                 self._report()
 
     def _report(self) -> None:
+        self._grow()
         self._reported = max(self._reported, min(self._arrived, self.geometry.size))
         self._progress(self._reported)

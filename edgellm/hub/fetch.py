@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 import httpx
 
 from edgellm.errors import CancelledError, PullError
-from edgellm.hub.web import Answer, Location, Unreachable, Web, connection_error, shown
+from edgellm.hub.ranges import Ranges, Stalled
+from edgellm.hub.web import Answer, Location, Unreachable, Web, shown
 
 __all__ = ["Fetcher", "RangeIgnored", "RateLimit"]
 
@@ -68,6 +69,7 @@ class Fetcher:
         self._limit = limit
         self.retry_s = retry_s
         self._lock = threading.Lock()
+        self._ranges = Ranges(web.client, web.timeout)
         self._location: Location | None = None
         self._not_before = 0.0
 
@@ -110,13 +112,13 @@ class Fetcher:
                 if place == stop:
                     return
                 problem = PullError(f"{shown(location.url)} ended after {place - start} of {stop - start} bytes")
-            except (httpx.ReadTimeout, httpx.PoolTimeout):
+            except Stalled:
                 stalls = 0 if place > before else stalls + 1
                 if stalls >= STALLS:
                     raise PullError(f"{shown(location.url)} sends nothing; what came is kept, pull again") from None
                 continue
-            except httpx.HTTPError as error:
-                problem = connection_error(location.url, error)
+            except Unreachable as error:
+                problem = error
             except _Refused as refused:
                 problem = refused.as_error()
                 if refused.answer.status in _RENEW:
@@ -173,20 +175,19 @@ class Fetcher:
         self.sleep(min(2.0 ** (failures - 1), 60.0) * self.retry_s)
 
     def _one_try(self, location: Location, start: int, stop: int) -> Iterator[memoryview]:
-        headers = {**location.headers, "Range": f"bytes={start}-{stop - 1}"}
-        with self.web.client.stream("GET", location.url, headers=headers) as response:
-            if response.status_code == 200 and (start, stop) != (0, self.size):
+        with self._ranges.open(location, start, stop) as answer:
+            if answer.status == 200 and (start, stop) != (0, self.size):
                 raise RangeIgnored
-            if response.status_code not in (200, 206):
-                body = next(response.iter_bytes(2000), b"")
-                raise _Refused(Answer(response.status_code, body, dict(response.headers), location.url))
-            told = response.headers.get("content-range", "")
-            if response.status_code == 206 and told.replace(" ", "").lower().startswith("bytes"):
+            if answer.status not in (200, 206):
+                body = next(answer.blocks, b"")[:2000]
+                raise _Refused(Answer(answer.status, body, dict(answer.headers), location.url))
+            told = answer.headers.get("content-range", "")
+            if answer.status == 206 and told.replace(" ", "").lower().startswith("bytes"):
                 first, _, total = told.lower().replace("bytes", "").strip(" =").partition("/")
                 if first.partition("-")[0].strip() != str(start) or total.strip() not in ("*", str(self.size)):
                     raise PullError(f"{shown(location.url)} sent the range {ascii(told)[:60]}, not the one asked for")
             left = stop - start
-            for block in response.iter_raw():
+            for block in answer.blocks:
                 if left == 0:
                     return
                 self._slow_down(len(block))

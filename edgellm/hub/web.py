@@ -21,7 +21,7 @@ import httpx
 
 from edgellm.errors import PullError
 
-__all__ = ["Answer", "Location", "Unreachable", "Web", "connection_error", "origin", "shown"]
+__all__ = ["Answer", "Location", "Unreachable", "Web", "connection_error", "is_local", "origin", "proxied", "shown"]
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_HOPS = 8
@@ -43,6 +43,8 @@ class Location:
     etag: str = ""
     ranges: bool = True
     """Whether the server answered a range with a range."""
+    local: bool = False
+    """Whether the bytes come from this machine or network, as the user named it."""
 
 
 def origin(url: str) -> tuple[str, str, int]:
@@ -136,7 +138,9 @@ class Web:
                 self._check_target(url, target)
                 sent = sent if origin(target) == origin(final) else {}
                 final = target
-            return Location(final, sent, _size(response), response.headers.get("etag", ""), response.status_code == 206)
+            local = is_local(origin(final)[1], resolve=not proxied(final))
+            etag = response.headers.get("etag", "")
+            return Location(final, sent, _size(response), etag, response.status_code == 206, local)
 
     def _check_target(self, first: str, url: str) -> None:
         """Refuses a hop that a server we ask must not be able to send us on."""
@@ -145,16 +149,16 @@ class Web:
             raise PullError(f"{shown(url)}: only http and https addresses can be fetched")
         if scheme == "http" and origin(first)[0] == "https":
             raise PullError(f"{shown(first)} redirects from https to plain http ({shown(url)}), which is refused")
-        if url != first and not _is_local(origin(first)[1]) and _is_local(host, resolve=not _proxied(url)):
+        if url != first and not is_local(origin(first)[1]) and is_local(host, resolve=not proxied(url)):
             raise PullError(f"{shown(first)} redirects to an address inside this network ({host}), which is refused")
 
     def _check_peer(self, first: str, answer: httpx.Response) -> None:
         """The same rule for the address that was really connected to (a name may change between two look-ups)."""
         stream = answer.extensions.get("network_stream")
         peer = stream.get_extra_info("server_addr") if stream else None
-        if not peer or _proxied(str(answer.url)) or origin(str(answer.url))[1] == origin(first)[1]:
+        if not peer or proxied(str(answer.url)) or origin(str(answer.url))[1] == origin(first)[1]:
             return
-        if _is_local(peer[0]) and not _is_local(origin(first)[1]):
+        if is_local(peer[0]) and not is_local(origin(first)[1]):
             raise PullError(f"{shown(first)} redirects to an address inside this network, which is refused")
 
 
@@ -192,9 +196,9 @@ class Answer:
 def connection_error(url: str, error: Exception) -> Unreachable:
     """What to say when no answer came."""
     host = origin(url)[1]
-    if isinstance(error, httpx.TimeoutException):
+    if isinstance(error, (httpx.TimeoutException, TimeoutError)):
         return Unreachable(f"{host} does not answer (timed out)")
-    proxy = " (through the proxy of the environment)" if _proxied(url) else ""
+    proxy = " (through the proxy of the environment)" if proxied(url) else ""
     words = " ".join(str(error).split()) or type(error).__name__
     if "SSL" in words and ("WRONG_VERSION" in words or "record layer" in words or "unknown protocol" in words):
         return Unreachable(f"{host} does not speak https; if you trust it, use --insecure and http://")
@@ -210,12 +214,13 @@ def _size(response: httpx.Response) -> int | None:
     return int(length) if length.isascii() and length.isdigit() and len(length) < 19 else None
 
 
-def _proxied(url: str) -> bool:
+def proxied(url: str) -> bool:
+    """Whether the environment sends requests for this address through a proxy."""
     parts = urlsplit(url)
     return parts.scheme in getproxies() and not proxy_bypass(parts.hostname or "")
 
 
-def _is_local(host: str, resolve: bool = True) -> bool:
+def is_local(host: str, resolve: bool = True) -> bool:
     """Whether a host is this machine or inside a private network, by its address."""
     if host == "localhost" or host.endswith(".localhost"):
         return True

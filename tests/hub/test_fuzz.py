@@ -111,10 +111,10 @@ def test_hub_answers(tmp_path: Path, origin: Origin, listing: Any, commit: Any, 
 
 def refused(origin_url: str, target: str, patch: pytest.MonkeyPatch, public: bool = True) -> str:
     """What is said of a redirect from a host to `target`; `public`: as if the first host were a public one."""
-    own = web_module._is_local
+    own = web_module.is_local
     first = web_module.origin(origin_url)[1]
     if public:
-        patch.setattr(web_module, "_is_local", lambda host, resolve=True: host != first and own(host, resolve))
+        patch.setattr(web_module, "is_local", lambda host, resolve=True: host != first and own(host, resolve))
     with Web(True) as web, pytest.raises(PullError) as caught:
         web.read(origin_url)
     return str(caught.value)
