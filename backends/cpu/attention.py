@@ -20,10 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from edgellm.backends.base import AttentionSpec
-from edgellm.backends.cpu.attention_plan import PARTITION, UNIT_FIELDS, Plan, plan_of
+from edgellm.backends.cpu.attention_plan import PARTITION, UNIT_FIELDS
 from edgellm.backends.cpu.jit import Kernel, inline, kernel
-from edgellm.backends.cpu.kv import GROUP, CPUPages
+from edgellm.backends.cpu.kv import GROUP
 from edgellm.backends.cpu.simd import (
     ISA,
     Op,
@@ -52,11 +51,10 @@ from edgellm.backends.cpu.simd import (
     sum_f32x16,
     unroll,
 )
-from edgellm.backends.cpu.tape import Buf, Tape
 from edgellm.backends.cpu.vecmath import ONE, ZERO, arg, exp8, exp16, tanh8
 from edgellm.config import BLOCK_SIZE
 
-__all__ = ["record_attention"]
+__all__ = ["HALVES", "REGISTERS", "ROWS_AT_ONCE", "attention_combine", "scratch_bytes", "tile_kernel"]
 
 NEVER = np.float32(-1e30)
 """Score of a masked position, and the maximum of a row that sees nothing."""
@@ -219,15 +217,13 @@ def scratch_bytes(k_dim: int, v_dim: int, rows: int) -> int:
     return 4 * rows * (k_dim + PARTITION + 2 * padded + 4) + 1024
 
 
+# The tile kernel's arguments: 0 q, 1 out, 2 units, 3 cell with the address of the partials, 4 positions, 5 block table,
+# 6 its width, 7 pages, 8 block bytes, 9 head bytes, 10 V offset, 11 K scales, 12 V scales less V offset, 13 n_heads,
+# 14 scale, 15 softcap, 16 window, 17 sinks, 18 causal, 19 context lengths.
+# A unit's fields: first row, rows, kv head, sequence, first and last partition, partial's slot or -1.
 @cache
 def tile_kernel(kv_type: str, k_dim: int, v_dim: int, group: int, rows: int) -> Kernel:
-    """Attention of tiles, `rows` (row, head) pairs in registers at once.
-
-    args: 0 q, 1 out, 2 units, 3 cell with the address of the partials, 4 positions, 5 block table, 6 its width,
-    7 pages, 8 block bytes, 9 head bytes, 10 V offset, 11 K scales, 12 V scales less V offset, 13 n_heads, 14 scale,
-    15 softcap, 16 window, 17 sinks, 18 causal, 19 context lengths.
-    A unit's fields: first row, rows, kv head, sequence, first and last partition, partial's slot or -1.
-    """
+    """Attention of tiles, `rows` (row, head) pairs in registers at once; arguments and units: above."""
     padded = -(-v_dim // 16) * 16
     columns = _columns(v_dim, rows)
     scores, values = _scores(kv_type, k_dim, rows), _values(kv_type, v_dim, rows, columns)
@@ -372,43 +368,3 @@ def attention_combine(args: int, begin: int, end: int, scratch: int) -> None:
         h = load_i64(unit + 8)
         out = arg(args, 0) + 4 * v_dim * (load_i64(unit) * arg(args, 3) + h)
         _finish(m, l, a, out, v_dim, arg(args, 6), h)
-
-
-def _few_rows(group: int) -> int:
-    """Pairs at once for decode: the group, or a part of it that registers can hold."""
-    limit = REGISTERS // (2 * HALVES)
-    return next(r for r in range(min(limit, group), 0, -1) if group % r == 0)
-
-
-def attention_kernels(kv_type: str, k_dim: int, v_dim: int, group: int) -> tuple[Kernel, Kernel]:
-    """The kernels of one shape: for few rows of a sequence, and for many."""
-    few, many = (tile_kernel(kv_type, k_dim, v_dim, group, rows) for rows in (_few_rows(group), ROWS_AT_ONCE))
-    return few, many
-
-
-def record_attention(tape: Tape, q: Buf, pages: CPUPages, spec: AttentionSpec, sinks: Any, n_threads: int) -> Buf:
-    """q (n_tokens, n_heads, k_dim) against the cache: (n_tokens, n_heads, v_dim)."""
-    kv, layout = pages.spec, pages.layout
-    n_tokens, n_heads, _ = q.shape
-    group = n_heads // kv.n_kv_heads
-    out = tape.new(n_tokens, n_heads, kv.v_dim)
-    plan: Plan = plan_of(tape, kv, spec, group, n_threads)
-    batch = tape.batch
-    table = batch.block_tables[kv.group]
-    place = (pages.address, layout.block, layout.head, layout.v, layout.k_scales, layout.v_scales - layout.v)
-    mask = (np.float32(spec.scale), np.float32(spec.softcap), spec.window, 0 if sinks is None else sinks)
-    rest = (table, table.shape[1], *place, n_heads, *mask, int(spec.causal), batch.context_lens)
-    # Both kernels write other parts of the same memory: named once, so that no barrier comes between them.
-    writes: list[Any] = [out, plan.span]
-    for tiles, rows in ((plan.few, _few_rows(group)), (plan.many, ROWS_AT_ONCE)):
-        if tiles is not None:
-            item = tile_kernel(kv.kv_type, kv.k_dim, kv.v_dim, group, rows)
-            size = scratch_bytes(kv.k_dim, kv.v_dim, tiles.rows * group + rows)
-            args = (q, out, tiles.units, plan.cell, batch.positions, *rest)
-            op = tape.op(item, 0, args, reads=[q, pages.span], writes=writes, scratch=size)
-            writes = []
-            tiles.ops.append(op)
-    combine = (out, plan.combine, plan.cell, n_heads, kv.v_dim, group, 0 if sinks is None else sinks)
-    op = tape.op(attention_combine, 0, combine, reads=[plan.span], writes=[out], scratch=8 * kv.v_dim + 256)
-    plan.combine_ops.append(op)
-    return out

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.backends.base import AttentionSpec, Backend, Batch, KVPages, KVSpec, QTensor, RopeSpec, RouteSpec
-from edgellm.backends.cpu.attention import record_attention
+from edgellm.backends.cpu.attention_record import record_attention
 from edgellm.backends.cpu.elementwise import record_activate, record_add, record_norm, record_scale, record_take
 from edgellm.backends.cpu.embed import record_embed
 from edgellm.backends.cpu.experts import record_combine, record_expert_linear, record_route

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgellm.backends.cpu import bandwidth, elementwise, kv, matmul, matmul_float, quantise, rope, team
-from edgellm.backends.cpu.attention import attention_combine, attention_kernels
+from edgellm.backends.cpu.attention import attention_combine
+from edgellm.backends.cpu.attention_record import attention_kernels
 from edgellm.backends.cpu.jit import Kernel
 from edgellm.quants import QUANT_TABLE, GGMLType
 

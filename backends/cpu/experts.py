@@ -277,9 +277,9 @@ def record_expert_linear(tape: Tape, x: Buf, weight: QTensor, ids: Buf, bias: An
     if ids.size < 2 * n_experts or not has_tile(m, k // block, block):
         layout, form = quantised(tape, x, k, block, 1)
         product = _product(weight, address, m, layout, form, 1, out, bias, 0)
-        extra = (ids, matrix, units, share, 4 * m, 4 * m)
+        pairs = (ids, matrix, units, share, 4 * m, 4 * m)
         scratch = OWN_ARGS + scratch_bytes(kind, layout)
-        tape.op(pair_kernel(kind, block), ids.size * units, product + extra, [form, ids], [out], scratch=scratch)
+        tape.op(pair_kernel(kind, block), ids.size * units, product + pairs, [form, ids], [out], scratch=scratch)
         return out
     groups = _groups(tape, ids, n_experts)
     layout, form = _ordered(tape, x, k, block, groups, share)

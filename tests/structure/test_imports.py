@@ -59,6 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "edgellm.llm",
         "edgellm.measure",
         "edgellm.server",
+        "edgellm.backends.metal",
     },
 }
 
