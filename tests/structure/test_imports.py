@@ -59,7 +59,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "edgellm.llm",
         "edgellm.measure",
         "edgellm.server",
-        "edgellm.backends.metal",
     },
 }
 
