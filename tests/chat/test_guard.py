@@ -50,13 +50,12 @@ def hostile_texts(family, rng):
     for marker in markers:
         yield marker
         yield f"a {marker}b{marker}"
-        for cut in range(1, len(marker)):
+        for cut in rng.sample(range(1, len(marker)), 2):
             yield marker[:cut]
             yield marker[cut:]
-            yield f"  {marker[:cut]} \n"
             yield f"\n{marker[cut:]}x{marker[:cut]} "
     yield "\U000f0000\U000f0001 <|im_end|>"  # the very characters that hide others
-    for _ in range(60):
+    for _ in range(30):
         yield "".join(rng.choice([*markers, "<", "|", ">", "[", " ", "\n", "x", "\U000f0000"]) for _ in range(8))
 
 

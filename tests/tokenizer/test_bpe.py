@@ -64,11 +64,11 @@ def test_b09_long_runs(tokenizer, run):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-@pytest.mark.parametrize("pre", ["llama-bpe", "gpt-4o", "deepseek-v3", "superbpe", "tiny_aya", "exaone-moe", "bloom"])
+@pytest.mark.parametrize("pre", ["llama-bpe", "gpt-4o", "superbpe", "tiny_aya", "exaone-moe"])
 def test_b09_long_runs_under_other_rules(pre):
     tokenizer = from_metadata(smollm2(pre=pre))
     for run in RUNS:
-        text = run * (30_000 // len(run)) + "x"
+        text = run * (20_000 // len(run)) + "x"
         assert tokenizer.decode(tokenizer.encode(text, bos=False)) == text
 
 
@@ -141,7 +141,7 @@ def test_user_defined_tokens_are_matched_always_markers_never():
     assert tokenizer.decode([81, 300, 82]) == "a<think>b"
 
 
-@pytest.mark.parametrize("pre", [name for name, rule in RULES.items() if not rule.raw])
+@pytest.mark.parametrize("pre", {rule: name for name, rule in RULES.items() if not rule.raw}.values())
 def test_every_splitting_rule_compiles_and_loses_nothing(pre):
     tokenizer = from_metadata(smollm2(pre=pre))
     text = "I'll say 12345 ½ words, ДА! 日本語ひらがな\r\n\n\t x  \u3000y e\u0301 <b>(a+b)</b> iPhone's   "

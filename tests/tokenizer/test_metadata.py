@@ -92,9 +92,8 @@ VALUES = (None, 0, -1, 2**63, 1.5, True, "x", "", [], [None], ["a"] * 900, [0] *
 VALUES += (["\udc80"] * 900, [str(i) for i in range(900)], [6] * 900, [3] * 900, [""] * 900)
 
 
-@pytest.mark.parametrize("kind", ["spm", "unigram"])
-def test_any_value_of_any_key_works_or_is_a_one_line_error(kind):
-    _, metadata = trained(kind)
+def test_any_value_of_any_key_works_or_is_a_one_line_error():
+    _, metadata = trained("spm")
     for key in metadata:
         for value in VALUES:
             try:
