@@ -126,6 +126,8 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
             speculator = Speculator(config.ctx, PromptLookup() if lookup else None, model, most)
         engine = Engine(config, target.config, runner, target.tokenizer, pools.blocks, swap, speculator)
         engine.plan = plan
+        if speculator:
+            speculator.measure(runner, engine.kv)
         if settings.prompt_cache:
             key = cache_key(target, backend.name, config)
             prompt_cache = PromptCache(settings.prompt_cache, key, engine.kv, runner)

@@ -56,6 +56,11 @@ class StepTimes:
             self._steps[num_seqs][num_rows].append(seconds)
         self._seen.add((num_seqs, num_rows))
 
+    def set(self, num_seqs: int, num_rows: int, seconds: float) -> None:
+        """A time measured on its own, warm."""
+        self._seen.add((num_seqs, num_rows))
+        self._steps[num_seqs][num_rows].append(seconds)
+
     def observe_draft(self, seconds: float, num_steps: int) -> None:
         """Making guesses took this long, in `num_steps` passes of the draft."""
         if num_steps:
@@ -77,7 +82,15 @@ class StepTimes:
         if above is not None:
             share = (num_rows - below) / (above - below)
             return known.get(below, plain) * (1 - share) + known[above] * share
-        return known.get(below, plain) + UNKNOWN_ROW * plain * (num_rows - below) / num_seqs
+        return known.get(below, plain) + self._row_cost(plain / num_seqs) * (num_rows - below)
+
+    def _row_cost(self, plain: float) -> float:
+        """Seconds of one more row, by what a single sequence's steps of more rows took."""
+        known = {rows: median(times) for rows, times in self._steps[1].items() if times}
+        if len(known) < 2:
+            return UNKNOWN_ROW * plain
+        few, most = sorted(known)[-2:]
+        return max(0.0, (known[most] - known[few]) / (most - few))
 
     @property
     def draft_step(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,10 +14,11 @@ from edgellm.engine.request import Request
 from edgellm.engine.scheduler import Schedule, ScheduledRequest
 from edgellm.models.config import ModelConfig
 
-__all__ = ["DraftModel"]
+__all__ = ["DraftModel", "time_rows"]
 
 CHUNK = 256
 """Prompt tokens the draft model computes at once while it catches up, between two steps of the target."""
+MOST_ROWS = 8
 
 
 class DraftModel:
@@ -40,6 +42,11 @@ class DraftModel:
         kinds = [make_kind(group, block_size) for group in config.cache_groups]
         self.kv = KVCache(kinds, num_blocks, block_size, runner.copy_block)
         self._shadows: dict[int, Request] = {}
+
+    def measure(self) -> tuple[float, float]:
+        """Seconds of one guess, and of one prompt token of catching up; the second of two runs each."""
+        n = min(CHUNK, self.ctx) // 2
+        return time_rows(self.runner, self.kv, 1), time_rows(self.runner, self.kv, n) / n
 
     def behind(self, request: Request) -> int:
         """Tokens the draft would have to compute before its first guess for a request."""
@@ -121,3 +128,20 @@ class DraftModel:
         self.kv.advance(shadow)
         self.kv.roll_back(shadow)
         return shadow
+
+
+def time_rows(runner: Runner, kv: KVCache, n: int) -> float:
+    """Seconds of a step over n rows of one sequence with all their logits (a prompt chunk where n is large: the last
+    one's only), the best of two after one that prepares. Nothing of it stays in the cache."""
+    drafts = n - 1 if n <= MOST_ROWS else 0
+    request = Request(-1, [0] * (n - drafts), 1, share_prefix=False, draft_ids=[0] * drafts)
+    if not kv.admit(request, 0) or not kv.allocate(request, n):
+        return 0.0
+    schedule = Schedule([ScheduledRequest(request, n, drafts)])
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        runner.run(schedule)
+        seconds.append(time.perf_counter() - began)
+    kv.free(request)
+    return min(seconds[1:])

@@ -16,7 +16,7 @@ from edgellm.engine.kv_cache import KVCache, make_kind
 from edgellm.engine.metrics import Metrics
 from edgellm.engine.model_runner import Runner
 from edgellm.engine.output import TokenEvent, TokenText
-from edgellm.engine.pacer import Pacer
+from edgellm.engine.pacer import GRACE, Pacer
 from edgellm.engine.request import Request, Task
 from edgellm.engine.scheduler import Schedule, ScheduledRequest, Scheduler, SwapSpace
 from edgellm.engine.speculate import Speculator
@@ -106,11 +106,11 @@ class Engine:
         """Advance every scheduled request; returns (request_id, event) pairs, those of aborted requests included."""
         self._speculate()
         started = time.perf_counter()
-        schedule = self.scheduler.schedule(self.pacer.budget(self.scheduler.num_decoding))
+        num_settled = self._num_settled()
+        schedule = self.scheduler.schedule(self.pacer.budget(num_settled))
         if schedule.items:
-            num_decoding = sum(i.request.num_uncomputed_tokens == 1 for i in schedule.items)
             results = [self._advance(i, rows) for i, rows in zip(schedule.items, self._run(schedule), strict=True)]
-            self._learn(schedule, results, num_decoding, time.perf_counter() - started)
+            self._learn(schedule, results, num_settled, time.perf_counter() - started)
         return self._events()
 
     def abort(self, request_id: int) -> None:
@@ -172,13 +172,18 @@ class Engine:
                 log.exception("the draft failed; decoding goes on without it")
                 self.speculator = None
 
+    def _num_settled(self) -> int:
+        """Answers under way that somebody reads along with."""
+        decoding = (r for r in self.scheduler.running if r.num_uncomputed_tokens == 1)
+        return sum(r.num_new_tokens > GRACE for r in decoding)
+
     def _learn(
-        self, schedule: Schedule, results: list[tuple[Answer, int, int]], num_decoding: int, seconds: float
+        self, schedule: Schedule, results: list[tuple[Answer, int, int]], num_settled: int, seconds: float
     ) -> None:
         """Times of a step, for those who choose by them."""
         num_drafts = sum(item.num_draft_tokens for item in schedule.items)
         if not num_drafts:
-            self.pacer.observe(seconds, schedule.num_prefill_tokens, num_decoding)
+            self.pacer.observe(seconds, schedule.num_prefill_tokens, num_settled)
         if self.speculator and results and not schedule.num_prefill_tokens:
             self.speculator.observe(results, seconds)
         self.metrics.stepped(schedule, seconds)

@@ -5,44 +5,51 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-__all__ = ["Pacer"]
+__all__ = ["GRACE", "Pacer"]
 
-STRETCH = 2.3
-"""A step with prompt tokens may take this many plain decode steps. The promise is 4 at the 99th percentile; the rest
-is room for what one prompt token costs more at the end of a long prompt, and for noise."""
+STRETCH, PROMISE = 2.7, 3.8
+"""A step with prompt tokens may take this many plain decode steps; the rest up to what is promised (4 at the 99th
+percentile) is room for noise and for trying the next larger size."""
 
-UNMEASURED = 32
-SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Few different sizes, and changed only for a reason: a backend may keep one recorded step per size."""
+GRACE = 4
+"""Answers with no more tokens than this have only just begun: they wait for prompts that came with them."""
+
+SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Few different sizes, because a backend may keep one recorded step per size."""
+
+PATIENCE = 16
+"""Steps within the limit before the next larger size is tried; twice as many after one that took too long."""
 
 
 class Pacer:
-    """Keeps a mixed step within `STRETCH` times the recent decode step."""
+    """Walks up and down `SIZES` so that mixed steps stay within `STRETCH` times the recent decode step. No model of
+    what a token costs: that depends on depth, batch and the backend's kernels."""
 
     def __init__(self, max_tokens: int):
         self.max_tokens = max_tokens
         self._decode_s: deque[float] = deque(maxlen=32)
-        self._per_token_s: float | None = None
-        self._last = SIZES[0]
+        self._at = SIZES.index(16)
+        self._good = 0
 
-    def budget(self, num_decoding: int) -> int:
-        """Prompt tokens for the next step: everything when nobody waits for a token."""
-        if not num_decoding:
-            return self.max_tokens
-        if not self._decode_s or self._per_token_s is None:
-            return min(UNMEASURED, self.max_tokens)
-        n = int((STRETCH - 1) * median(self._decode_s) / self._per_token_s)
-        if not 0.75 * n <= self._last <= 1.1 * max(n, SIZES[0]):
-            self._last = max((size for size in SIZES if size <= n), default=SIZES[0])
-        return min(self._last, self.max_tokens)
+    def budget(self, num_settled: int) -> int:
+        """Prompt tokens for the next step; `num_settled`: answers under way that have more than GRACE tokens. Without
+        any, nobody is kept waiting and the step may be as large as it gets."""
+        return min(SIZES[self._at], self.max_tokens) if num_settled else self.max_tokens
 
-    def observe(self, seconds: float, num_prefill: int, num_decoding: int) -> None:
+    def observe(self, seconds: float, num_prefill: int, num_settled: int) -> None:
         """One step's time and what it carried."""
         if not num_prefill:
             self._decode_s.append(seconds)
             return
-        base = median(self._decode_s) if num_decoding and self._decode_s else 0.0
-        sample = max(seconds - base, seconds / 10) / num_prefill
-        if num_prefill >= SIZES[0]:
-            old = self._per_token_s
-            self._per_token_s = sample if old is None else 0.7 * old + 0.3 * sample
+        if not num_settled or not self._decode_s or num_prefill < 0.7 * SIZES[self._at]:
+            return
+        plain = median(self._decode_s)
+        if seconds > STRETCH * plain:
+            self._at = max(0, self._at - 1)
+            self._good = -PATIENCE
+            return
+        self._good += 1
+        larger = min(len(SIZES) - 1, self._at + 1)
+        expected = plain + max(0.0, seconds - plain) * SIZES[larger] / SIZES[self._at]
+        if expected <= STRETCH * plain or (self._good >= PATIENCE and expected <= PROMISE * plain):
+            self._at, self._good = larger, 0

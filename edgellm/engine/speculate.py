@@ -14,8 +14,10 @@ from typing import Any
 
 from edgellm.engine.answer import Answer
 from edgellm.engine.depth import Acceptance, DepthController
-from edgellm.engine.draft import DraftModel
+from edgellm.engine.draft import DraftModel, time_rows
+from edgellm.engine.kv_cache import KVCache
 from edgellm.engine.lookup import PromptLookup
+from edgellm.engine.model_runner import Runner
 
 __all__ = ["DEPTH", "Speculator"]
 
@@ -41,6 +43,17 @@ class Speculator:
         self._sources: dict[int, str] = {}
         self._spent = 0.0
         self._probing = False
+
+    def measure(self, runner: Runner, kv: KVCache) -> None:
+        """Time target and draft before the first request, so that the first choice is no guess. Takes about ten
+        steps of the target; `runner` and `kv` are the target's, idle."""
+        for rows in (1, 2, 4, self.controller.most + 1):
+            if (seconds := time_rows(runner, kv, rows)) > 0:
+                self.controller.times.set(1, rows, seconds)
+        if self.model is not None:
+            step, token = self.model.measure()
+            self.controller.times.observe_draft(step, 1)
+            self.controller.catch_up_s.append(token)
 
     def propose(self, answers: Sequence[Answer]) -> None:
         """Guess for requests that are one token behind; nothing else is scheduled in this step."""

@@ -38,7 +38,7 @@ class Driver:
         settings = EngineConfig(ctx=ctx, **{"max_seqs": 16, **config})
         self.engine = Engine(settings, shape, self.runner, ByteTokenizer(), [blocks] * groups, space)
         if chunk is not None:
-            self.engine.pacer.budget = lambda num_decoding: chunk  # type: ignore[method-assign]
+            self.engine.pacer.budget = lambda num_settled: chunk  # type: ignore[method-assign]
         self.done: dict[int, Completion] = {}
 
     def add(self, prompt: list[int], **params: Any) -> int:
@@ -153,6 +153,15 @@ def test_long_prompts_do_not_hold_up_running_answers() -> None:
         items = driver.runner.steps[-1]
         assert [tokens for number, tokens, _ in items if number in running] == [1] * 4
         assert sum(tokens for number, tokens, _ in items if number not in running) <= 16
+
+
+def test_prompts_that_come_together_are_computed_together() -> None:
+    driver = Driver(max_batch_tokens=64)
+    numbers = [driver.add([i + 1] * 32, max_tokens=30) for i in range(8)]
+    driver.finish()
+    assert [sum(n for _, n, _ in step if n > 1) for step in driver.runner.steps[:4]] == [64] * 4
+    assert len(driver.runner.steps) == 4 + 29
+    assert sorted(driver.done) == numbers
 
 
 def test_first_come_first_served() -> None:
