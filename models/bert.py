@@ -1,30 +1,33 @@
-"""BERT: an encoder that only embeds. Learned positions, every token sees the whole text, a layer norm after each half.
+"""BERT: an encoder that only embeds. Every token sees the whole text, and a layer norm follows each half of a block.
 
-The table of positions gets the vector of token type 0 added at load: texts here are never pairs.
+Positions are learned; their table gets the vector of token type 0 added at load, as texts here are never pairs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
-from edgellm.backends.base import Array, Batch, KVPages, QTensor
+from edgellm.backends.base import Array, Batch, KVPages, QTensor, RopeSpec
 from edgellm.errors import UnsupportedModel
 from edgellm.models.config import ModelConfig
+from edgellm.models.decoder import Block as AnyBlock
 from edgellm.models.layers import MLP, Attention, LayerNorm
 from edgellm.models.metadata import Metadata, base_config
+from edgellm.models.rope import layer_ropes
 from edgellm.models.tensors import Tensors
 from edgellm.quants import GGMLType
 
-__all__ = ["Bert"]
+__all__ = ["Bert", "Encoder"]
 
 
 class Block:
     """attend, add, norm; MLP, add, norm."""
 
-    def __init__(self, t: Tensors, c: ModelConfig, layer: int):
+    def __init__(self, t: Tensors, c: ModelConfig, layer: int, rope: RopeSpec | None):
         self.b = t.backend
-        self.attn = Attention(t, c, layer, rope=None)
+        self.attn = Attention(t, c, layer, rope)
         self.attn_output_norm = LayerNorm(t, "attn_output_norm", c.norm_eps, c.dim)
         self.ffn = MLP(t, c.dim, c.ffn_dim, "gelu", gated=False)
         self.layer_output_norm = LayerNorm(t, "layer_output_norm", c.norm_eps, c.dim)
@@ -36,27 +39,26 @@ class Block:
         return self.layer_output_norm(self.b.add(x, self.ffn(x)))
 
 
-class Bert:
-    """Arch `bert`."""
+class Encoder:
+    """What encoders share: embedding, norm, blocks. Subclasses set `block` and say what is added to the embedding."""
+
+    block: ClassVar[type[AnyBlock]]
 
     def __init__(self, config: ModelConfig, t: Tensors):
         c = config
         self.config, self.b = config, t.backend
         self.token_embd = t.weight("token_embd.weight", c.vocab_size, c.dim)
-        self.position_embd = t.backend.load(_positions(t, c))
         self.token_embd_norm = LayerNorm(t, "token_embd_norm", c.norm_eps, c.dim)
-        self.blk = [Block(t.scope(f"blk.{i}."), c, i) for i in range(c.n_layers)]
+        ropes = layer_ropes(c, t)
+        self.blk = [self.block(t.scope(f"blk.{i}."), c, i, ropes[i]) for i in range(c.n_layers)]
 
-    @staticmethod
-    def read_config(meta: Metadata) -> ModelConfig:
-        """The architecture's constants from a file's metadata."""
-        c = base_config(meta, adjacent=False, layer_norm=True)
-        return replace(c, causal=meta.flag("attention.causal", False), pooling=c.pooling or "mean")
+    def embed(self, batch: Batch) -> Array:
+        """Token embeddings with what else belongs to them: (n_tokens, dim)."""
+        raise NotImplementedError
 
     def hidden(self, batch: Batch, kv: Sequence[KVPages]) -> Array:
         """Hidden states of the rows `batch.output_rows`: (n_out, dim). Sequences must come whole, in one batch."""
-        x = self.b.add(self.b.embed(self.token_embd, batch.ids), self.b.embed(self.position_embd, batch.positions))
-        x = self.token_embd_norm(x)
+        x = self.token_embd_norm(self.embed(batch))
         for block, pages in zip(self.blk, kv, strict=True):
             x = block.feed(block.attend(x, batch, pages))
         return self.b.take(x, batch.output_rows)
@@ -64,6 +66,26 @@ class Bert:
     def forward(self, batch: Batch, kv: Sequence[KVPages]) -> Array:
         """An encoder has no next token: raises UnsupportedModel."""
         raise UnsupportedModel(f"{self.config.arch} models embed texts and cannot generate; use embed")
+
+
+class Bert(Encoder):
+    """Arch `bert`."""
+
+    block = Block
+
+    def __init__(self, config: ModelConfig, t: Tensors):
+        super().__init__(config, t)
+        self.position_embd = t.backend.load(_positions(t, config))
+
+    @staticmethod
+    def read_config(meta: Metadata) -> ModelConfig:
+        """The architecture's constants from a file's metadata."""
+        c = base_config(meta, adjacent=False, layer_norm=True)
+        causal = meta.flag("attention.causal", False)
+        return replace(c, causal=causal, pooling=c.pooling or "mean", rope_layers=(False,) * c.n_layers)
+
+    def embed(self, batch: Batch) -> Array:
+        return self.b.add(self.b.embed(self.token_embd, batch.ids), self.b.embed(self.position_embd, batch.positions))
 
 
 def _positions(t: Tensors, c: ModelConfig) -> QTensor:

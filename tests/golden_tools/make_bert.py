@@ -1,4 +1,4 @@
-"""Make tests/data/goldens/bert: a tiny random encoder, its hidden states in transformers, its GGUF file.
+"""Make tests/data/goldens/bert and nomic-bert: tiny random encoders, their hidden states in transformers, their GGUF.
 
 python -m tests.golden_tools.make_bert OUT_FOLDER
 """
@@ -21,9 +21,10 @@ CONTEXT = 64
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
-def build() -> transformers.BertModel:
+def build(arch: str) -> transformers.PreTrainedModel:
     """The random model; matrices exact in float16."""
-    config = transformers.BertConfig(
+    name = {"bert": "Bert", "nomic-bert": "NomicBert"}[arch]
+    config = getattr(transformers, f"{name}Config")(
         vocab_size=VOCAB,
         hidden_size=64,
         intermediate_size=96,
@@ -32,13 +33,13 @@ def build() -> transformers.BertModel:
         max_position_embeddings=CONTEXT,
         attn_implementation="eager",
     )
-    model = transformers.BertModel(config, add_pooling_layer=False).float().eval()
+    model = getattr(transformers, f"{name}Model")(config, add_pooling_layer=False).float().eval()
     with torch.no_grad():
         for name, parameter in model.state_dict().items():
             rng = np.random.default_rng([SEED, zlib.crc32(name.encode())])
             values = rng.standard_normal(tuple(parameter.shape))
-            if "LayerNorm" in name or name.endswith("bias"):
-                values = 0.25 * values + name.endswith("LayerNorm.weight")
+            if "layernorm" in name.lower() or name.endswith("bias"):
+                values = 0.25 * values + name.lower().endswith("layernorm.weight")
             elif "embeddings" not in name:
                 values = (1.5 * values / np.sqrt(values.shape[-1])).astype(np.float16)
             values = values.astype(np.float16) if "word_embeddings" in name else values
@@ -46,19 +47,47 @@ def build() -> transformers.BertModel:
     return model
 
 
-def tensors(model: transformers.BertModel) -> dict[str, np.ndarray]:
-    """GGUF name -> float32 array."""
+def tensors(model: transformers.PreTrainedModel, arch: str) -> dict[str, np.ndarray]:
+    """GGUF name -> float32 array. nomic-bert files hold q, k and v in one tensor."""
+    state = {name: parameter.numpy() for name, parameter in model.state_dict().items()}
+    if arch == "nomic-bert":
+        return nomic_tensors(state, model.config.num_hidden_layers)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, model.config.num_hidden_layers)
     out = {}
-    for name, parameter in model.state_dict().items():
+    for name, data in state.items():
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if target is None:
             raise SystemExit(f"no GGUF name for {name}")
-        out[target] = parameter.numpy()
+        out[target] = data
     return out
 
 
-def metadata(model: transformers.BertModel) -> dict[str, object]:
+def nomic_tensors(state: dict[str, np.ndarray], n_layers: int) -> dict[str, np.ndarray]:
+    """The published files come from a checkpoint with other names, so these are spelled out."""
+    out = {
+        "token_embd.weight": state["embeddings.word_embeddings.weight"],
+        "token_types.weight": state["embeddings.token_type_embeddings.weight"],
+        "token_embd_norm.weight": state["embeddings.LayerNorm.weight"],
+        "token_embd_norm.bias": state["embeddings.LayerNorm.bias"],
+    }
+    plain = {
+        "attn_output.weight": "self_attn.o_proj.weight",
+        "attn_output_norm.weight": "post_attention_layernorm.weight",
+        "attn_output_norm.bias": "post_attention_layernorm.bias",
+        "ffn_gate.weight": "mlp.gate_proj.weight",
+        "ffn_up.weight": "mlp.up_proj.weight",
+        "ffn_down.weight": "mlp.down_proj.weight",
+        "layer_output_norm.weight": "post_mlp_layernorm.weight",
+        "layer_output_norm.bias": "post_mlp_layernorm.bias",
+    }
+    for i in range(n_layers):
+        out |= {f"blk.{i}.{ours}": state[f"layers.{i}.{theirs}"] for ours, theirs in plain.items()}
+        qkv = [state[f"layers.{i}.self_attn.{x}_proj.weight"] for x in "qkv"]
+        out[f"blk.{i}.attn_qkv.weight"] = np.concatenate(qkv)
+    return out
+
+
+def metadata(model: transformers.PreTrainedModel, arch: str) -> dict[str, object]:
     """WordPiece vocabulary: printable characters as word starts (with the phantom space) and as continuations."""
     c = model.config
     printable = [chr(i) for i in range(33, 127)]
@@ -74,8 +103,10 @@ def metadata(model: transformers.BertModel) -> dict[str, object]:
         "attention.causal": False,
         "pooling_type": 1,
     }
-    return {f"bert.{key}": value for key, value in keys.items()} | {
-        "general.name": "golden-bert",
+    if arch == "nomic-bert":
+        keys["rope.freq_base"] = 1000.0
+    return {f"{arch}.{key}": value for key, value in keys.items()} | {
+        "general.name": f"golden-{arch}",
         "tokenizer.ggml.model": "bert",
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.tokens": tokens,
@@ -91,18 +122,19 @@ def metadata(model: transformers.BertModel) -> dict[str, object]:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) / "bert"
-    folder.mkdir(parents=True, exist_ok=True)
-    model = build()
-    rng = np.random.default_rng(SEED)
-    golden = {}
-    for i, length in enumerate(LENGTHS):
-        ids = rng.choice(VOCAB - 5, length, replace=False).astype(np.int32) + 5
-        with torch.no_grad():
-            hidden = model(torch.from_numpy(ids.astype(np.int64))[None]).last_hidden_state[0]
-        golden |= {f"ids_{i}": ids, f"hidden_{i}": hidden.numpy()}
-    np.savez_compressed(folder / "golden.npz", **golden)
-    write(folder / "bert-f16.gguf", "bert", metadata(model), tensors(model))
+    for arch in ("bert", "nomic-bert"):
+        folder = Path(sys.argv[1]) / arch
+        folder.mkdir(parents=True, exist_ok=True)
+        model = build(arch)
+        rng = np.random.default_rng(SEED)
+        golden = {}
+        for i, length in enumerate(LENGTHS):
+            ids = rng.choice(VOCAB - 5, length, replace=False).astype(np.int32) + 5
+            with torch.no_grad():
+                hidden = model(torch.from_numpy(ids.astype(np.int64))[None]).last_hidden_state[0]
+            golden |= {f"ids_{i}": ids, f"hidden_{i}": hidden.numpy()}
+        np.savez_compressed(folder / "golden.npz", **golden)
+        write(folder / f"{arch}-f16.gguf", arch, metadata(model, arch), tensors(model, arch))
 
 
 if __name__ == "__main__":

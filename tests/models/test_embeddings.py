@@ -10,7 +10,7 @@ import pytest
 
 from edgellm import LLM, SamplingParams
 from edgellm.errors import ContextLengthError, EdgeLLMError
-from tests.support.goldens import DATA, Golden
+from tests.support.goldens import DATA, ENCODERS, Golden
 from tests.support.tiny import tiny_gguf
 
 BERT = Golden("bert", DATA / "goldens")
@@ -20,9 +20,9 @@ def unit(vector: np.ndarray) -> np.ndarray:
     return vector / np.linalg.norm(vector)
 
 
-@pytest.fixture(scope="module", params=["reference", "cpu"])
-def bert(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    with LLM(BERT.path(), backend=request.param, kv_type="f32") as llm:
+@pytest.fixture(scope="module")
+def encoder() -> Iterator[LLM]:
+    with LLM(BERT.path()) as llm:
         yield llm
 
 
@@ -32,17 +32,21 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
         yield llm
 
 
-def test_encoder_equals_transformers(bert: LLM) -> None:
-    expected = [unit(BERT.z[f"hidden_{i}"].mean(axis=0)) for i in range(3)]
-    found = bert.embed([BERT.ids(i) for i in range(3)])
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoder_equals_transformers(name: str, backend: str) -> None:
+    golden = Golden(name, DATA / "goldens")
+    expected = [unit(golden.z[f"hidden_{i}"].mean(axis=0)) for i in range(3)]
+    with LLM(golden.path(), backend=backend, kv_type="f32") as llm:
+        found = llm.embed([golden.ids(i) for i in range(3)])
     assert found.shape == (3, 64)
     assert np.abs(found - expected).max() < 1e-5
 
 
-def test_encoder_does_not_generate(bert: LLM) -> None:
+def test_encoder_does_not_generate(encoder: LLM) -> None:
     with pytest.raises(EdgeLLMError, match="bert models embed texts"):
-        bert.generate([BERT.ids(1)], SamplingParams(max_tokens=4))
-    assert bert.embed([BERT.ids(1)]).shape == (1, 64)
+        encoder.generate([BERT.ids(1)], SamplingParams(max_tokens=4))
+    assert encoder.embed([BERT.ids(1)]).shape == (1, 64)
 
 
 def test_decoder_gives_the_last_row_of_its_hidden_states(decoder: LLM) -> None:
@@ -54,9 +58,9 @@ def test_decoder_gives_the_last_row_of_its_hidden_states(decoder: LLM) -> None:
     assert np.corrcoef(head @ vector, decoder.logits(ids)[-1])[0, 1] > 0.9999
 
 
-@pytest.mark.parametrize("which", ["bert", "decoder"])
+@pytest.mark.parametrize("which", ["encoder", "decoder"])
 def test_b34_vectors_do_not_depend_on_their_batch(which: str, request: pytest.FixtureRequest) -> None:
-    llm: LLM = request.getfixturevalue(which) if which == "decoder" else LLM(BERT.path())
+    llm: LLM = request.getfixturevalue(which)
     rng = np.random.default_rng(1)
     rows = [rng.integers(5, 270, n).tolist() for n in rng.integers(1, 60, 64)]
     together = llm.embed(rows)

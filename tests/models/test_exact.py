@@ -14,10 +14,8 @@ from edgellm.config import BLOCK_SIZE
 from edgellm.errors import BackendUnavailable
 from edgellm.loader import open_gguf
 from edgellm.models.registry import load_model
-from tests.support.goldens import DATA, Golden
+from tests.support.goldens import DATA, DECODERS, Golden
 from tests.support.models import Runner, make_batch, new_kv
-
-NAMES = sorted(folder.name for folder in (DATA / "goldens").iterdir() if folder.name != "bert")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +39,7 @@ def beside(model: Any, backend: Backend, ids: list[int], neighbour: list[int], v
     return rows[len(neighbour) : len(neighbour) + len(ids)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DECODERS)
 def test_same_bits_on_every_path(name: str, backend: Backend) -> None:
     golden = Golden(name, DATA / "goldens")
     model = load_model(open_gguf(golden.path()), backend)

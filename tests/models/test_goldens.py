@@ -14,12 +14,10 @@ from edgellm.backends.base import Backend
 from edgellm.errors import BackendUnavailable
 from edgellm.loader import open_gguf
 from edgellm.models.registry import load_model
-from tests.support.goldens import DATA, Golden
+from tests.support.goldens import DATA, DECODERS, Golden
 from tests.support.models import Runner
 
 TOLERANCE = 5e-4
-OURS = sorted(folder.name for folder in (DATA / "goldens").iterdir() if folder.name != "bert")
-"""Made by tests/golden_tools; each also runs in llama.cpp, see `Case.llamacpp` there."""
 SHARED = ["llama", "mistral", "gemma2", "gemma3", "qwen2", "qwen3", "qwen3_yarn", "phi3", "phi3_swa", "smollm3"]
 SHARED += ["qwen3moe"]
 QUANT_TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_S", "Q4_K_M", "Q5_K_M", "Q6_K"]
@@ -47,12 +45,12 @@ def check_golden(golden: Golden, backend: Backend) -> None:
     assert run.greedy(golden.prompt, len(golden.greedy)) == golden.greedy
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", DECODERS)
 def test_logits_and_greedy_ids_equal_transformers(name: str, backend: Backend) -> None:
     check_golden(Golden(name, DATA / "goldens"), backend)
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", DECODERS)
 def test_greedy_ids_through_the_engine(name: str) -> None:
     """Block tables, windows and rotary variants as the engine makes them, beside a neighbour."""
     golden = Golden(name, DATA / "goldens")
