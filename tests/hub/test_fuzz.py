@@ -67,7 +67,7 @@ def attempt(tmp_path: Path, name: str) -> None:
 
 
 FUZZ = settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     print_blob=True,

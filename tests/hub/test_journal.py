@@ -162,7 +162,7 @@ def check_kills(tmp_path: Path, size: int, runs: int, kills: int, rate: float, l
 
 def test_kill_9_and_resume(tmp_path: Path) -> None:
     """A small edition: the parts of a 48 MB file are as large as those of a 160 MB one, so the limit is wider."""
-    check_kills(tmp_path, 48 << 20, runs=1, kills=3, rate=12e6, limit=0.25)
+    check_kills(tmp_path, 48 << 20, runs=1, kills=2, rate=16e6, limit=0.25)
 
 
 @pytest.mark.slow
