@@ -7,14 +7,8 @@ from typing import Any
 import numpy as np
 
 from edgellm.backends.base import AttentionSpec
-from edgellm.backends.cpu.attention import (
-    HALVES,
-    REGISTERS,
-    ROWS_AT_ONCE,
-    attention_combine,
-    scratch_bytes,
-    tile_kernel,
-)
+from edgellm.backends.cpu.attention import attention_combine, scratch_bytes, tile_kernel
+from edgellm.backends.cpu.attention_inner import HALVES, REGISTERS, ROWS_AT_ONCE
 from edgellm.backends.cpu.attention_plan import Plan, plan_of
 from edgellm.backends.cpu.jit import Kernel
 from edgellm.backends.cpu.kv import CPUPages

@@ -99,7 +99,8 @@ def _file_digest(path: str) -> bytes:
 
 def _sources(function: Callable[..., Any]) -> set[str]:
     here = Path(__file__).parent
-    paths = {str(here / name) for name in ("jit.py", "compiler.py", "simd.py", "emit.py", "unroll.py")}
+    paths = {str(here / name) for name in ("jit.py", "compiler.py", "emit.py", "unroll.py")}
+    paths |= {str(path) for path in here.glob("simd*.py")}
     pending, seen = [function], set()
     while pending:
         current = pending.pop()
