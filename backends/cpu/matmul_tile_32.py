@@ -107,7 +107,7 @@ def tile_kernel(form: Format32, panel: int) -> Kernel:
                         if by_dots:
                             for t in unroll(block):
                                 dots[t] = splat_ints(0)
-                            for k in unroll(8):
+                            for k in range(8):
                                 w = load_bytes(slot + k * VECTOR)
                                 for t in unroll(block):
                                     dots[t] = dot(dots[t], w, broadcast_bytes(x + 4 * (k * panel + t)))

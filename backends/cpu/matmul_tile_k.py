@@ -148,7 +148,7 @@ def tile_kernel(form: KFormat, panel: int) -> Kernel:
                         if by_dots:
                             for t in unroll(block):
                                 dots[t] = splat_ints(0)
-                            for k in unroll(group // 4):
+                            for k in range(group // 4):
                                 w = load_bytes(codes + k * VECTOR)
                                 for t in unroll(block):
                                     dots[t] = dot(dots[t], w, broadcast_bytes(bytes_x + 4 * (k * panel + t)))
@@ -172,7 +172,7 @@ def tile_kernel(form: KFormat, panel: int) -> Kernel:
                     if offset != 0 or minima:
                         for t in unroll(block):
                             dots[t] = splat_ints(0)
-                        for j in unroll(8):
+                        for j in range(8):
                             pair = load_pairs(scratch + OFFSETS + j * VECTOR)
                             for t in unroll(block):
                                 place = sums + 4 * ((p * 8 + j) * panel + first + t)

@@ -114,7 +114,7 @@ def unpack_q4_k(source: int, stride: int, tile: int) -> None:
     put_header(source, stride, tile)
     for j in range(4):
         transpose_words(source + 16 + 32 * j, stride, tile + WORDS)
-        for i in unroll(8):
+        for i in range(8):
             x = word(tile, i)
             put_codes(tile, 16 * j + i, nibbles_low(x))
             put_codes(tile, 16 * j + 8 + i, nibbles_high(x))
@@ -153,7 +153,7 @@ def unpack_q6_k(source: int, stride: int, tile: int) -> None:
         transpose_words(source + 64 * n, stride, tile + WORDS)
         transpose_words(source + 64 * n + 32, stride, tile + WORDS + 8 * VECTOR)
         transpose_words(source + 128 + 32 * n, stride, tile + WORDS + 16 * VECTOR)
-        for i in unroll(8):
+        for i in range(8):
             a, b, h = word(tile, i), word(tile, 8 + i), word(tile, 16 + i)
             put_codes(tile, 32 * n + i, bit_or(nibbles_low(a), bit_and(shift_left(h, 4), top)))
             put_codes(tile, 32 * n + 8 + i, bit_or(nibbles_low(b), bit_and(shift_left(h, 2), top)))
@@ -173,7 +173,7 @@ def unpack_q5_k(source: int, stride: int, tile: int) -> None:
     fifth = splat_ints(0x10101010)
     for j in unroll(4):
         transpose_words(source + 48 + 32 * j, stride, tile + WORDS)
-        for i in unroll(8):
+        for i in range(8):
             x, h = word(tile, i), word(tile, 8 + i)
             put_codes(tile, 16 * j + i, bit_or(nibbles_low(x), bit_and(shifted(h, 4 - 2 * j), fifth)))
             put_codes(tile, 16 * j + 8 + i, bit_or(nibbles_high(x), bit_and(shifted(h, 3 - 2 * j), fifth)))
@@ -195,7 +195,7 @@ def unpack_q2_k(source: int, stride: int, tile: int) -> None:
     three = splat_ints(0x03030303)
     for n in range(2):
         transpose_words(source + 16 + 32 * n, stride, tile + WORDS)
-        for i in unroll(8):
+        for i in range(8):
             x = word(tile, i)
             for j in unroll(4):
                 put_codes(tile, 32 * n + 8 * j + i, bit_and(shifted(x, -2 * j), three))
@@ -228,7 +228,7 @@ def unpack_q3_k(source: int, stride: int, tile: int) -> None:
     third = splat_ints(0x04040404)
     for n in unroll(2):
         transpose_words(source + 32 + 32 * n, stride, tile + WORDS)
-        for i in unroll(8):
+        for i in range(8):
             x, h = word(tile, i), word(tile, 8 + i)
             for j in unroll(4):
                 high = bit_and(shifted(h, 2 - 4 * n - j), third)

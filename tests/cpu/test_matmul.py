@@ -76,7 +76,8 @@ def test_definition_and_equal_bits_in_every_regime(cpu, kind, m, blocks):
     expected = by_definition(x, w)
     assert np.abs(many - expected).max() <= 2e-3 * np.abs(expected).max()
     assert (many[3] == 0).all()
-    for rows in (1, 2, 4, 7):
+    # 7 rows share a kernel with 11 but for the panels; 2 and 4 have their own, which three kinds of format try.
+    for rows in (1, 2, 4, 7) if kind in ("Q4_K", "Q4_1", "Q8_0") else (1, 7):
         assert (product(cpu, x[:rows], w) == many[:rows]).all()
 
 
