@@ -165,7 +165,7 @@ def top_ids(logits: Floats, k: int) -> Ids:
     whole = n // group
     if k < whole // 4:
         # At least k logits reach the k-th largest group maximum, so no other can be among the top k.
-        maxima = logits[: whole * group].reshape(whole, group).max(axis=1)
+        maxima = logits[: whole * group].reshape(group, whole).max(axis=0)  # strided groups: whole vectors at a time
         bound = np.partition(maxima, whole - k)[whole - k]
     else:
         bound = np.partition(logits, n - k)[n - k]

@@ -25,6 +25,9 @@ DEPTH = 7
 """Guesses at most: with the target's own token they fill the eight rows of the few-rows kernels."""
 MODEL_PRIOR, LOOKUP_PRIOR = 0.7, 0.5
 LONG_GUESS = 8
+MEASURE_S = 2.0
+"""Seconds after which no further measurement is begun at load."""
+
 USUAL_ANSWER = 200
 """Tokens an answer without a limit is taken to have when the draft's catching up is weighed."""
 
@@ -46,9 +49,10 @@ class Speculator:
 
     def measure(self, runner: Runner, kv: KVCache) -> None:
         """Time target and draft before the first request, so that the first choice is no guess. Takes about ten
-        steps of the target; `runner` and `kv` are the target's, idle."""
-        for rows in (1, 2, 4, self.controller.most + 1):
-            if (seconds := time_rows(runner, kv, rows)) > 0:
+        steps of the target, fewer where they are slow; `runner` and `kv` are the target's, idle."""
+        began = time.perf_counter()
+        for rows in (1, self.controller.most + 1, 4, 2):
+            if time.perf_counter() - began < MEASURE_S and (seconds := time_rows(runner, kv, rows)) > 0:
                 self.controller.times.set(1, rows, seconds)
         if self.model is not None:
             step, token = self.model.measure()
@@ -125,7 +129,10 @@ class Speculator:
         return self.lookup.propose(answer.request, LONG_GUESS) if self.lookup is not None else []
 
     def _source(self, answer: Answer, looked_up: list[int]) -> str | None:
-        """Who guesses for a request: the text itself where it repeats, else the draft model once it has caught up."""
+        """Who guesses for a request: the text itself where it repeats, else the draft model once it has caught up.
+        Nobody before the first token: it must not come later than without guesses."""
+        if not answer.request.num_new_tokens:
+            return None
         lookup_rate = self._rate(answer, "lookup").rate
         if self.model is None or not self._draft_ready(answer):
             return "lookup" if looked_up else None
