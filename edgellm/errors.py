@@ -16,7 +16,6 @@ __all__ = [
     "GrammarError",
     "MemoryBudgetError",
     "ModelNotFound",
-    "NotYetError",
     "PullError",
     "QueueFullError",
     "RequestError",
@@ -115,7 +114,3 @@ class PullError(EdgeLLMError):
 
 class StoreError(EdgeLLMError):
     """The model store cannot be read or written."""
-
-
-class NotYetError(EdgeLLMError):
-    """A command whose part of the program is not built yet."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import click
 
-from edgellm.errors import EdgeLLMError, NotYetError
+from edgellm.errors import EdgeLLMError
 
 __all__ = ["COMMANDS", "Globals", "cli", "main"]
 
@@ -55,12 +55,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module_name, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        try:
-            module = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if error.name != module_name:
-                raise
-            return _not_yet(cmd_name)
+        module = importlib.import_module(module_name)
         _show_warnings()
         command = getattr(module, attribute)
         assert isinstance(command, click.Command)
@@ -76,19 +71,6 @@ def _show_warnings() -> None:
     import logging
 
     logging.basicConfig(format="edgellm: %(message)s", level=logging.WARNING)
-
-
-def _not_yet(name: str) -> click.Command:
-    def callback(words: tuple[str, ...]) -> None:
-        raise NotYetError(f"edgellm {name}: not yet; this part of edgellm is not built")
-
-    return click.Command(
-        name,
-        callback=callback,
-        params=[click.Argument(["words"], nargs=-1, type=click.UNPROCESSED)],
-        context_settings={"ignore_unknown_options": True},
-        help="Not yet.",
-    )
 
 
 def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
