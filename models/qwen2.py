@@ -1,4 +1,7 @@
-"""Qwen 2 and 2.5: Llama's block with biases on q, k and v; halves rotate; often tied."""
+"""Qwen 2 and 2.5: Llama's block with biases on q, k and v; halves rotate; often tied.
+
+The text part of the vision model `qwen2vl` is the same: the three positions of a text's token are equal.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ __all__ = ["Qwen2"]
 
 
 class Qwen2(Decoder):
-    """Arch `qwen2`."""
+    """Archs `qwen2` and `qwen2vl`."""
 
     block = Block
 

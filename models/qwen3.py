@@ -1,4 +1,7 @@
-"""Qwen 3: pre-norm blocks; an RMS norm on each head of q and k before the rotation; halves rotate."""
+"""Qwen 3: pre-norm blocks; an RMS norm on each head of q and k before the rotation; halves rotate.
+
+The text part of the vision model `qwen3vl` is the same: the three positions of a text's token are equal.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class Block:
 
 
 class Qwen3(Decoder):
-    """Arch `qwen3`."""
+    """Archs `qwen3` and `qwen3vl`."""
 
     block = Block
 

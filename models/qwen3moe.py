@@ -30,7 +30,7 @@ class Block:
 
 
 class Qwen3MoE(Decoder):
-    """Arch `qwen3moe`."""
+    """Archs `qwen3moe` and, for text, `qwen3vlmoe`."""
 
     block = Block
 

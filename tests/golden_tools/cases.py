@@ -322,4 +322,20 @@ CASES = [
         llamacpp="has windows in the model of 64 layers only (with 64 it was equal)",
     ),
     Case("ernie4_5", "ernie4_5", "Ernie4_5", {"head_dim": 32}),
+    Case("qwen2vl", "qwen2vl", "Qwen2", {"tie_word_embeddings": True}, {"rope.dimension_sections": [2, 3, 3, 0]}),
+    Case("qwen3vl", "qwen3vl", "Qwen3", {"head_dim": 32}, {"rope.dimension_sections": [6, 5, 5, 0]}),
+    Case(
+        "qwen3vlmoe",
+        "qwen3vlmoe",
+        "Qwen3Moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "head_dim": 16,
+        },
+        {**moe_keys(2, 32), "rope.dimension_sections": [3, 3, 2, 0]},
+        rule=experts,
+    ),
 ]
