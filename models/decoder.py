@@ -42,7 +42,8 @@ class Decoder:
         ropes = layer_ropes(c, t)
         self.blk = [self.block(t.scope(f"blk.{i}."), c, i, ropes[i]) for i in range(c.n_layers)]
         self.output_norm = self.norm(t, "output_norm", c.norm_eps, c.dim)
-        self.output = t.optional("output.weight", c.vocab_size, c.dim) or self.token_embd
+        tied = "output.weight" not in t
+        self.output = self.token_embd if tied else t.weight("output.weight", c.vocab_size, c.dim)
         self.output_bias = t.optional("output.bias", c.vocab_size)
 
     @staticmethod

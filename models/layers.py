@@ -16,12 +16,12 @@ __all__ = ["MLP", "Attention", "GatedExpert", "LayerNorm", "Linear", "MoE", "RMS
 
 
 class Linear:
-    """x W^T + b. `bias`: True demands one, False ignores none, None takes it where the file has it."""
+    """x W^T + b, the bias where the file has one."""
 
-    def __init__(self, t: Tensors, name: str, n_out: int, n_in: int, bias: bool | None = None):
+    def __init__(self, t: Tensors, name: str, n_out: int, n_in: int):
         self.b = t.backend
         self.weight = t.weight(f"{name}.weight", n_out, n_in)
-        self.bias = t.weight(f"{name}.bias", n_out) if bias else t.optional(f"{name}.bias", n_out)
+        self.bias = t.optional(f"{name}.bias", n_out)
 
     def __call__(self, x: Array) -> Array:
         return self.b.linear(x, self.weight, self.bias)
