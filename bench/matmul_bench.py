@@ -21,7 +21,7 @@ from edgellm.backends.cpu.jit import Library
 from edgellm.backends.cpu.matmul import QUANTISED, linear_kernel, scratch_bytes
 from edgellm.backends.cpu.quantise import Layout, panel_of, quantise_kernel
 from edgellm.backends.cpu.simd import ISA
-from edgellm.backends.cpu.simd_dot import LANES
+from edgellm.backends.cpu.simd_wide import LANES
 from edgellm.quants import QUANT_TABLE, GGMLType
 
 LIBRARY = Library()

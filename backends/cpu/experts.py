@@ -34,7 +34,8 @@ from edgellm.backends.cpu.simd import (
     store_i32,
     store_i64,
 )
-from edgellm.backends.cpu.simd_dot import LANES, first_lane_f32x8
+from edgellm.backends.cpu.simd_pack import first_lane_f32x8
+from edgellm.backends.cpu.simd_wide import LANES
 from edgellm.backends.cpu.tape import Buf, Tape
 from edgellm.backends.cpu.vecmath import ZERO, arg, exp8, load_part, sigmoid8, store_part
 from edgellm.quants import QUANT_TABLE, QTensor

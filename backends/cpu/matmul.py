@@ -13,7 +13,7 @@ from typing import Any
 from edgellm.backends.cpu import matmul_32, matmul_row_32, matmul_row_k, matmul_tile_32, matmul_tile_k, matmul_unpack_k
 from edgellm.backends.cpu.jit import Kernel
 from edgellm.backends.cpu.quantise import Layout, panel_of, quantise_kernel
-from edgellm.backends.cpu.simd_dot import LANES
+from edgellm.backends.cpu.simd_wide import LANES
 from edgellm.backends.cpu.tape import Buf, Tape
 from edgellm.quants import QUANT_TABLE, GGMLType
 

@@ -14,21 +14,23 @@ from functools import cache
 
 from edgellm.backends.cpu.jit import Inline, inline
 from edgellm.backends.cpu.simd import Vector, bit_and, bit_or, bit_xor, load_i8x32, mul, shift_left, store, unroll
-from edgellm.backends.cpu.simd_dot import (
-    LANES,
-    WIDE_OFFSET,
+from edgellm.backends.cpu.simd_pack import (
     exponents_to_floats,
     funnel,
-    ints_as_bytes,
     load_bits,
-    load_ints,
     load_nibbles,
     lookup,
-    low_halves_to_floats,
     shifted,
-    splat_ints,
     transpose_half,
     transpose_words,
+)
+from edgellm.backends.cpu.simd_wide import (
+    LANES,
+    WIDE_OFFSET,
+    ints_as_bytes,
+    load_ints,
+    low_halves_to_floats,
+    splat_ints,
 )
 
 VECTOR = 4 * LANES

@@ -47,15 +47,9 @@ from edgellm.backends.cpu.simd import (
     to_f32x8,
     unroll,
 )
-from edgellm.backends.cpu.simd_dot import (
-    LANES,
-    dot_signed,
-    load_e8m0,
-    load_e8m0x8_apart,
-    load_f16x8_apart,
-    sums_of_eight,
-    transpose_8x8,
-)
+from edgellm.backends.cpu.simd_dot import dot_signed
+from edgellm.backends.cpu.simd_pack import load_e8m0, load_e8m0x8_apart, load_f16x8_apart, sums_of_eight, transpose_8x8
+from edgellm.backends.cpu.simd_wide import LANES
 
 AHEAD = 2048
 """Bytes ahead of a row's reads that are asked for; measured."""

@@ -52,17 +52,9 @@ from edgellm.backends.cpu.simd import (
     sum_i32x8,
     unroll,
 )
-from edgellm.backends.cpu.simd_dot import (
-    LANES,
-    dot_scaled,
-    dot_scaled_signed,
-    i8x16_of,
-    i16x8_of_bytes,
-    load_nibbles,
-    lookup,
-    shifted,
-    spread,
-)
+from edgellm.backends.cpu.simd_dot import dot_scaled, dot_scaled_signed
+from edgellm.backends.cpu.simd_pack import i8x16_of, i16x8_of_bytes, load_nibbles, lookup, shifted, spread
+from edgellm.backends.cpu.simd_wide import LANES
 
 AHEAD = 2048
 """Bytes ahead of a row's reads that are asked for; measured."""

@@ -40,15 +40,14 @@ from edgellm.backends.cpu.simd import (
     sub,
     unroll,
 )
-from edgellm.backends.cpu.simd_dot import (
+from edgellm.backends.cpu.simd_dot import dot_unsigned, dot_wide
+from edgellm.backends.cpu.simd_wide import (
     HAS_DOT,
     LANES,
     WIDE_OFFSET,
     broadcast_bytes,
     broadcast_floats,
     broadcast_ints,
-    dot_unsigned,
-    dot_wide,
     ints_to_floats,
     load_bytes,
     load_floats,

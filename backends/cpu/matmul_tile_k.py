@@ -49,16 +49,14 @@ from edgellm.backends.cpu.simd import (
     sub,
     unroll,
 )
-from edgellm.backends.cpu.simd_dot import (
+from edgellm.backends.cpu.simd_dot import add_pairs, dot_unsigned, dot_wide
+from edgellm.backends.cpu.simd_wide import (
     HAS_DOT,
     LANES,
     WIDE_OFFSET,
-    add_pairs,
     broadcast_bytes,
     broadcast_floats,
     broadcast_pairs,
-    dot_unsigned,
-    dot_wide,
     ints_to_floats,
     load_bytes,
     load_floats,

@@ -16,19 +16,16 @@ from edgellm.backends.cpu.simd import (
     sub,
     unroll,
 )
-from edgellm.backends.cpu.simd_dot import (
+from edgellm.backends.cpu.simd_pack import lookup, shifted, transpose_half, transpose_words
+from edgellm.backends.cpu.simd_wide import (
     HAS_DOT,
     LANES,
     WIDE_OFFSET,
     ints_as_bytes,
     load_ints,
-    lookup,
     low_halves_to_floats,
     shift_right_signed,
-    shifted,
     splat_ints,
-    transpose_half,
-    transpose_words,
 )
 
 

@@ -42,7 +42,7 @@ from edgellm.backends.cpu.simd import (
     sum_i32x8,
     unroll,
 )
-from edgellm.backends.cpu.simd_dot import lane_i32x8
+from edgellm.backends.cpu.simd_pack import lane_i32x8
 from edgellm.backends.cpu.vecmath import arg
 
 PANELS = (1, 2, 4, 8)

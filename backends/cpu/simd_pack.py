@@ -1,0 +1,298 @@
+"""Ops that take packed weights apart: nibbles and bits, scales that lie apart, code tables, transposes, lane sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from edgellm.backends.cpu.jit import inline
+from edgellm.backends.cpu.simd import (
+    ISA,
+    Op,
+    Vector,
+    add,
+    load_i32x4,
+    load_i32x8,
+    op,
+    permute2,
+    registers,
+    store,
+    unroll,
+    view,
+)
+from edgellm.backends.cpu.simd_wide import FLOATS, INTS, LANES
+
+
+# Small vectors and lanes.
+@op("V(V, lit)")
+def shifted(x: Vector, n: int) -> Vector:
+    """Lanes moved left by n bits (right by -n, zeros coming in). Bytes move within int16: mask what comes across."""
+    lanes = x.view(np.uint16) if x.dtype.itemsize == 1 else x.view(f"u{x.dtype.itemsize}")
+    moved = lanes << lanes.dtype.type(n) if n >= 0 else lanes >> lanes.dtype.type(-n)
+    return moved.view(x.dtype)
+
+
+@shifted.emit()
+def _emit_shifted(e: Any, x: Any, n: int) -> Any:
+    kind = x.type
+    if kind.element.width == 8:
+        x = e.bitcast(x, f"i16x{kind.count // 2}")
+    return e.b.bitcast(e.shift("shl", x, n) if n >= 0 else e.shift("lshr", x, -n), kind)
+
+
+@op("f32(f32x8)", lambda e, x: e.lane(x, 0))
+def first_lane_f32x8(x: Vector) -> np.float32:
+    """Lane 0."""
+    return np.float32(x[0])
+
+
+@op("i8x32(i64)")
+def load_nibbles(address: int) -> Vector:
+    """16 bytes from memory: their low nibbles, then their high nibbles."""
+    packed = view(address, np.uint8, 16)
+    return np.concatenate([packed & 15, packed >> 4]).view(np.int8)
+
+
+@load_nibbles.emit()
+def _emit_load_nibbles(e: Any, address: Any) -> Any:
+    packed = e.load(address, "i8x16")
+    high = e.bitcast(e.shift("lshr", e.bitcast(packed, "i16x8"), 4), "i8x16")
+    return e.b.and_(e.shuffle(packed, high, list(range(32))), e.constant("i8x32", 15))
+
+
+@op("i8x32(i64)")
+def load_bits(address: int) -> Vector:
+    """32 bits from memory, each as a byte 0 or 16."""
+    return (np.unpackbits(view(address, np.uint8, 4), bitorder="little") * 16).view(np.int8)
+
+
+@load_bits.emit()
+def _emit_load_bits(e: Any, address: Any) -> Any:
+    word = e.bitcast(e.splat(e.load(address, "i32"), 8), "i8x32")
+    each = e.shuffle(word, word, [i // 8 for i in range(32)])
+    import llvmlite.ir as ir
+
+    masks = ir.Constant(each.type, [1 << (i % 8) for i in range(32)])
+    there = e.b.icmp_signed("!=", e.b.and_(each, masks), e.constant("i8x32", 0))
+    return e.b.select(there, e.constant("i8x32", 16), e.constant("i8x32", 0))
+
+
+@op("f32x8(i64, lit)")
+def load_f16x8_apart(address: int, stride: int) -> Vector:
+    """Eight float16, `stride` bytes apart."""
+    return np.array([view(address + i * stride, np.float16, 1)[0] for i in range(8)], np.float32)
+
+
+@load_f16x8_apart.emit()
+def _emit_load_f16x8_apart(e: Any, address: Any, stride: int) -> Any:
+    halves = e.constant("i16x8", 0)
+    for i in range(8):
+        half = e.load(e.b.add(address, e.constant("i64", i * stride)), "i16")
+        halves = e.b.insert_element(halves, half, e.constant("i32", i))
+    return e.half_to_float(halves, 8)
+
+
+def _e8m0(e: Any, exponents: Any, kind: str, result: str) -> Any:
+    normal = e.b.shl(e.b.sub(exponents, e.constant(kind, 1)), e.constant(kind, 23))
+    tiny = e.b.shl(e.constant(kind, 0x00200000), exponents)
+    return e.bitcast(e.b.select(e.b.icmp_unsigned("<", exponents, e.constant(kind, 2)), tiny, normal), result)
+
+
+@op("f32x8(i64, lit)")
+def load_e8m0x8_apart(address: int, stride: int) -> Vector:
+    """Eight exponents e (bytes, `stride` apart) as 2^(e - 128)."""
+    e = np.array([view(address + i * stride, np.uint8, 1)[0] for i in range(8)], np.float64)
+    return np.exp2(e - 128).astype(np.float32)
+
+
+@load_e8m0x8_apart.emit()
+def _emit_load_e8m0x8_apart(e: Any, address: Any, stride: int) -> Any:
+    exponents = e.constant("i32x8", 0)
+    for i in range(8):
+        byte = e.load(e.b.add(address, e.constant("i64", i * stride)), "i8")
+        exponents = e.b.insert_element(exponents, e.extend(byte, "i32", signed=False), e.constant("i32", i))
+    return _e8m0(e, exponents, "i32x8", "f32x8")
+
+
+@op("f32(i64)", lambda e, a: _e8m0(e, e.extend(e.load(a, "i8"), "i32", signed=False), "i32", "f32"))
+def load_e8m0(address: int) -> np.float32:
+    """A byte e as 2^(e - 128)."""
+    return np.float32(np.exp2(float(view(address, np.uint8, 1)[0]) - 128))
+
+
+@op(f"{FLOATS}({INTS})", lambda e, x: _e8m0(e, x, INTS, FLOATS))
+def exponents_to_floats(x: Vector) -> Vector:
+    """Exponents e in 0..255 as 2^(e - 128)."""
+    return np.exp2(x.astype(np.float64) - 128).astype(np.float32)
+
+
+@op(f"{INTS}({INTS}, {INTS}, lit)")
+def funnel(low: Vector, high: Vector, n: int) -> Vector:
+    """Bytes n .. n + 3 of the eight in (low, high), n in 0..3."""
+    both = low.view(np.uint32).astype(np.uint64) | (high.view(np.uint32).astype(np.uint64) << np.uint64(32))
+    return (both >> np.uint64(8 * n)).astype(np.uint32).view(np.int32)
+
+
+@funnel.emit()
+def _emit_funnel(e: Any, low: Any, high: Any, n: int) -> Any:
+    return low if n == 0 else e.b.or_(e.shift("lshr", low, 8 * n), e.shift("shl", high, 32 - 8 * n))
+
+
+@op("i8x16(i64, i64)")
+def i8x16_of(low: int, high: int) -> Vector:
+    """The bytes of two int64."""
+    return np.array([low, high], np.int64).view(np.int8)
+
+
+@i8x16_of.emit()
+def _emit_i8x16_of(e: Any, low: Any, high: Any) -> Any:
+    pair = e.b.insert_element(e.constant("i64x2", 0), low, e.constant("i32", 0))
+    return e.bitcast(e.b.insert_element(pair, high, e.constant("i32", 1)), "i8x16")
+
+
+@op("i16x8(i64)", lambda e, x: e.extend(e.bitcast(x, "i8x8"), "i16x8", signed=False))
+def i16x8_of_bytes(x: int) -> Vector:
+    """The eight bytes of an int64, each as int16."""
+    return np.array([int(x)], np.int64).view(np.uint8).astype(np.int16)
+
+
+@op("i64(i32x8, lit)", lambda e, x, i: e.extend(e.lane(x, i), "i64", signed=True))
+def lane_i32x8(x: Vector, i: int) -> int:
+    """One lane."""
+    return int(x[i])
+
+
+TABLES = {
+    "iq4": [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
+    "mxfp4": [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12],
+}
+"""Values of four-bit codes: the non-linear quants' table; E2M1 doubled."""
+
+
+def lookup(name: str, lanes: int, plus: int) -> Op:
+    """An Op from codes 0..15 (`lanes` bytes) to the table's value plus `plus`."""
+    values = np.array(TABLES[name]) + plus
+    kind = f"i8x{lanes}"
+
+    def twin(codes: Vector) -> Vector:
+        return values[codes.view(np.uint8)].astype(np.uint8).view(np.int8)
+
+    twin.__name__ = f"lookup_{name}_{lanes}_{plus}"
+
+    def emit(e: Any, codes: Any) -> Any:
+        import llvmlite.ir as ir
+
+        def table(count: int) -> Any:
+            return ir.Constant(ir.VectorType(ir.IntType(8), count), [int(v) % 256 for v in values] * (count // 16))
+
+        if ISA in ("avx2", "avx512"):
+            instruction = "llvm.x86.avx512.pshuf.b.512" if lanes == 64 else "llvm.x86.avx2.pshuf.b"
+            return e.call(instruction, kind, table(lanes), codes)
+        if ISA == "neon":
+            low, high = list(range(16)), list(range(16, 32))
+            parts = [e.shuffle(codes, codes, part) for part in (low, high)]
+            found = [e.call("llvm.aarch64.neon.tbl1.v16i8", "i8x16", table(16), part) for part in parts]
+            return e.shuffle(found[0], found[1], low + high)
+        out = codes
+        for i in range(lanes):
+            where = e.extend(e.lane(codes, i), "i32", signed=False)
+            out = e.b.insert_element(out, e.b.extract_element(table(16), where), e.constant("i32", i))
+        return out
+
+    return op(f"{kind}({kind})", emit)(twin)
+
+
+# Transposes: eight rows of 32-bit words become words of eight rows.
+_zip_low, _zip_high = (
+    permute2("i32x8", [0, 8, 1, 9, 4, 12, 5, 13]),
+    permute2("i32x8", [2, 10, 3, 11, 6, 14, 7, 15]),
+)
+_zip_low2, _zip_high2 = (
+    permute2("i32x8", [0, 1, 8, 9, 4, 5, 12, 13]),
+    permute2("i32x8", [2, 3, 10, 11, 6, 7, 14, 15]),
+)
+_lows, _highs = permute2("i32x8", [0, 1, 2, 3, 8, 9, 10, 11]), permute2("i32x8", [4, 5, 6, 7, 12, 13, 14, 15])
+_join_i32x4 = permute2("i32x4", list(range(8)))
+
+
+@inline
+def transpose_8x8(source: int, stride: int, target: int, target_stride: int) -> None:
+    """32 bytes of each of eight rows, `stride` bytes apart -> eight vectors of one word a row."""
+    a = registers(8)
+    b = registers(8)
+    for r in unroll(8):
+        a[r] = load_i32x8(source + r * stride)
+    for r in unroll(4):
+        b[2 * r] = _zip_low(a[2 * r], a[2 * r + 1])
+        b[2 * r + 1] = _zip_high(a[2 * r], a[2 * r + 1])
+    for h in unroll(2):
+        for i in unroll(2):
+            a[4 * h + 2 * i] = _zip_low2(b[4 * h + i], b[4 * h + i + 2])
+            a[4 * h + 2 * i + 1] = _zip_high2(b[4 * h + i], b[4 * h + i + 2])
+    for i in unroll(4):
+        store(target + i * target_stride, _lows(a[i], a[i + 4]))
+        store(target + (i + 4) * target_stride, _highs(a[i], a[i + 4]))
+
+
+@inline
+def transpose_8x4(source: int, stride: int, target: int, target_stride: int) -> None:
+    """16 bytes of each of eight rows, `stride` bytes apart -> four vectors of one word a row."""
+    a = registers(4)
+    b = registers(4)
+    for r in unroll(4):
+        a[r] = _join_i32x4(load_i32x4(source + r * stride), load_i32x4(source + (r + 4) * stride))
+    for r in unroll(2):
+        b[2 * r] = _zip_low(a[2 * r], a[2 * r + 1])
+        b[2 * r + 1] = _zip_high(a[2 * r], a[2 * r + 1])
+    for i in unroll(2):
+        store(target + 2 * i * target_stride, _zip_low2(b[i], b[i + 2]))
+        store(target + (2 * i + 1) * target_stride, _zip_high2(b[i], b[i + 2]))
+
+
+@inline
+def transpose_words(source: int, stride: int, target: int) -> None:
+    """32 bytes of LANES rows -> eight vectors INTS at `target`."""
+    for h in unroll(LANES // 8):
+        transpose_8x8(source + 8 * h * stride, stride, target + 32 * h, 4 * LANES)
+
+
+@inline
+def transpose_half(source: int, stride: int, target: int) -> None:
+    """16 bytes of LANES rows -> four vectors INTS at `target`."""
+    for h in unroll(LANES // 8):
+        transpose_8x4(source + 8 * h * stride, stride, target + 32 * h, 4 * LANES)
+
+
+@op("i32x8(i32x8, i32x8)")
+def add_neighbours(a: Vector, b: Vector) -> Vector:
+    """(a0+a1, a2+a3, b0+b1, b2+b3, a4+a5, a6+a7, b4+b5, b6+b7): phaddd."""
+    pairs_a, pairs_b = a[0::2] + a[1::2], b[0::2] + b[1::2]
+    return np.concatenate([pairs_a[:2], pairs_b[:2], pairs_a[2:], pairs_b[2:]])
+
+
+@add_neighbours.emit()
+def _emit_add_neighbours(e: Any, a: Any, b: Any) -> Any:
+    even, odd = [0, 2, 8, 10, 4, 6, 12, 14], [1, 3, 9, 11, 5, 7, 13, 15]
+    return e.b.add(e.shuffle(a, b, even), e.shuffle(a, b, odd))
+
+
+@inline
+def sums_of_eight(
+    d0: Vector, d1: Vector, d2: Vector, d3: Vector, d4: Vector, d5: Vector, d6: Vector, d7: Vector
+) -> Vector:
+    """Lane i of the result is the sum of all lanes of the i-th vector."""
+    low = add_neighbours(add_neighbours(d0, d1), add_neighbours(d2, d3))
+    high = add_neighbours(add_neighbours(d4, d5), add_neighbours(d6, d7))
+    return add(_lows(low, high), _highs(low, high))
+
+
+@op("i16x16(i16x16, lit)")
+def spread(x: Vector, i: int) -> Vector:
+    """Lane i of each half in all eight lanes of that half."""
+    return np.repeat(x[[i, 8 + i]], 8)
+
+
+@spread.emit()
+def _emit_spread(e: Any, x: Any, i: int) -> Any:
+    return e.shuffle(x, x, [i] * 8 + [8 + i] * 8)

@@ -1,0 +1,102 @@
+"""Ops of the matrix kernels: the compiled form against its numpy twin; a dot product against hand arithmetic."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgellm.backends.cpu import simd, simd_dot, simd_pack, simd_wide
+from edgellm.backends.cpu.jit import Library, kernel
+from edgellm.backends.cpu.simd import Op, load_i64, split_type, store
+
+pytestmark = pytest.mark.kernel
+SEED = 13
+MODULES = (simd_wide, simd_dot, simd_pack)
+OPS = {n: o for m in MODULES for n, o in vars(m).items() if isinstance(o, Op) and getattr(simd, n, None) is not o}
+VECTOR = {"absolute_bytes": "i8x32", "negate_where": "i8x32", "shifted": "i32x8"}
+LOADS = {
+    o.result: o for o in [*vars(simd).values(), *vars(simd_wide).values()] if isinstance(o, Op) and "load_" in o.name
+}
+SMALL_CODES = {"dot_unsigned", "dot_scaled"}  # their first bytes must be 0..127
+SIMPLE = sorted(
+    n for n, o in OPS.items() if all(p == "V" or p in LOADS for p in o.params) and "x" in o.result + "".join(o.params)
+)
+
+
+def run(name: str, item: Op, kinds: list[str], result: str, operands: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The result of the compiled Op and of its twin; operand i lies at 64 i."""
+    loads = [LOADS[k] for k in kinds] * 4
+    first, second, third, fourth = loads[:4]
+    write = simd.store_f32 if result == "f32" else store
+
+    def one(args: int, begin: int, end: int, scratch: int) -> None:
+        write(load_i64(args), item(first(load_i64(args + 8))))
+
+    def memory(args: int, begin: int, end: int, scratch: int) -> None:
+        write(load_i64(args), item(load_i64(args + 8)))
+
+    def two(args: int, begin: int, end: int, scratch: int) -> None:
+        x = load_i64(args + 8)
+        write(load_i64(args), item(first(x), second(x + 64)))
+
+    def three(args: int, begin: int, end: int, scratch: int) -> None:
+        x = load_i64(args + 8)
+        write(load_i64(args), item(first(x), second(x + 64), third(x + 128)))
+
+    def four(args: int, begin: int, end: int, scratch: int) -> None:
+        x = load_i64(args + 8)
+        write(load_i64(args), item(first(x), second(x + 64), third(x + 128), fourth(x + 192)))
+
+    single = memory if name.startswith(("load_", "broadcast_")) else one
+    made = kernel((single, two, three, four)[len(kinds) - 1], f"test_matrix_{name}")
+    results = []
+    for function in (Library().function(made), made):
+        out = np.zeros(64, np.uint8)
+        args = np.array([out.ctypes.data, operands.ctypes.data], np.int64)
+        function(args.ctypes.data, 0, 1, 0)
+        results.append(out)
+    return results[0], results[1]
+
+
+@pytest.mark.parametrize("name", SIMPLE)
+def test_twin(name):
+    item, rng = OPS[name], np.random.default_rng(SEED)
+    kinds = [VECTOR.get(name, p) if p == "V" else p for p in item.params]
+    result = VECTOR.get(name, item.result) if item.result == "V" else item.result
+    operands = np.zeros(512, np.uint8)
+    for i, kind in enumerate(kinds):
+        element = kind if kind in ("i64", "f32") else split_type(kind)[0]
+        part = operands[64 * i : 64 * i + 64]
+        if element == "f32":
+            part[:] = rng.standard_normal(16).astype(np.float32).view(np.uint8)
+        elif element in ("i8", "i64"):
+            part[:] = rng.integers(0, 256, 64)
+            part[part == 128] = 7  # activations are never -128
+        else:
+            part[:] = rng.integers(0, 120, 64)  # no NaN among halves, scales that do not overflow
+    if name in SMALL_CODES:
+        operands[64:128] &= 127
+        operands[192:256] = np.repeat(rng.integers(-64, 64, 16).astype(np.int16), 2).view(np.uint8)
+    if name == "dot_scaled_signed":
+        operands[192:256] = np.repeat(rng.integers(-64, 64, 16).astype(np.int16), 2).view(np.uint8)
+    if name.startswith("lookup") or "lookup" in item.name:
+        operands[:64] &= 15
+    if name == "exponents_to_floats":
+        operands[:64] = rng.integers(0, 255, 16).astype(np.int32).view(np.uint8)
+    compiled, plain = run(name, item, kinds, result, operands)
+    if result == "f32" or result.startswith("f32"):
+        np.testing.assert_array_max_ulp(compiled.view(np.float32), plain.view(np.float32), 2)
+    else:
+        assert (compiled == plain).all(), (name, SEED)
+
+
+def test_dot_by_hand():
+    """Four products per lane: 127 * 127 * 4 fits no int16, so this shows a saturating instruction."""
+    w, x = np.full(256, 127, np.int8), np.full(256, -127, np.int8)
+    lanes = simd_wide.LANES
+    assert (simd_dot.dot_unsigned(np.ones(lanes, np.int32), w[: 4 * lanes], x[: 4 * lanes]) == 1 - 4 * 127 * 127).all()
+    operands = np.zeros(512, np.uint8)
+    operands[64:128], operands[128:192] = 127, 129
+    kinds = [simd_wide.INTS, simd_wide.BYTES, simd_wide.BYTES]
+    compiled, _ = run("dot", simd_dot.dot_unsigned, kinds, simd_wide.INTS, operands)
+    assert (compiled.view(np.int32)[:lanes] == -4 * 127 * 127).all()
