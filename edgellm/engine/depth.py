@@ -61,10 +61,9 @@ class StepTimes:
         self._seen.add((num_seqs, num_rows))
         self._steps[num_seqs][num_rows].append(seconds)
 
-    def observe_draft(self, seconds: float, num_steps: int) -> None:
-        """Making guesses took this long, in `num_steps` passes of the draft."""
-        if num_steps:
-            self._drafts.append(seconds / num_steps)
+    def observe_draft(self, seconds: float) -> None:
+        """One pass of the draft, for one guess of each sequence."""
+        self._drafts.append(seconds)
 
     def plain(self, num_seqs: int) -> float | None:
         """Seconds of a step without guesses; None before one was seen."""

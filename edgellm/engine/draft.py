@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from edgellm.engine.answer import Answer
 from edgellm.engine.kv_cache import KVCache, make_kind
@@ -42,6 +43,8 @@ class DraftModel:
         kinds = [make_kind(group, block_size) for group in config.cache_groups]
         self.kv = KVCache(kinds, num_blocks, block_size, runner.copy_block)
         self._shadows: dict[int, Request] = {}
+        self.pass_s: list[float] = []
+        """Seconds of each pass of the last `propose`, those that caught up on many tokens left out."""
 
     def measure(self) -> tuple[float, float]:
         """Seconds of one guess, and of one prompt token of catching up; the second of two runs each."""
@@ -76,6 +79,7 @@ class DraftModel:
         """Guesses per answer, up to the given depth. Each guess is what the target would say if it had the draft's
         logits: the same settings, and the random number the target is going to use there."""
         guesses: list[list[int]] = [[] for _ in wanted]
+        self.pass_s = []
         shadows = [self._follow(answer.request) for answer, _ in wanted]
         numbers = [answer.sampler.peek(depth) for answer, depth in wanted]
         for step in range(max((depth for _, depth in wanted), default=0)):
@@ -83,7 +87,7 @@ class DraftModel:
             for i, (shadow, (_, depth)) in enumerate(zip(shadows, wanted, strict=True)):
                 if shadow and depth > step == len(guesses[i]) and self.kv.allocate(shadow, shadow.num_tokens):
                     items[i] = ScheduledRequest(shadow, shadow.num_uncomputed_tokens, 0)
-            rows = self.runner.run(Schedule(list(items.values()))) if items else []
+            rows = self._timed_run(list(items.values())) if items else []
             for (i, item), row in zip(items.items(), rows, strict=True):
                 item.request.num_computed_tokens = item.request.num_tokens
                 if np.isfinite(row[0].max()):
@@ -105,6 +109,13 @@ class DraftModel:
     def close(self) -> None:
         """Give back the draft's memory."""
         self.runner.close()
+
+    def _timed_run(self, items: list[ScheduledRequest]) -> list[npt.NDArray[np.float32]]:
+        began = time.perf_counter()
+        rows = self.runner.run(Schedule(items))
+        if all(item.num_scheduled_tokens <= MOST_ROWS for item in items):
+            self.pass_s.append(time.perf_counter() - began)
+        return rows
 
     def _follow(self, request: Request) -> Request | None:
         """The shadow with exactly the request's tokens; None when the draft's pools have no room for it."""

@@ -29,7 +29,7 @@ class Pacer:
         self.max_tokens = max_tokens
         self._decode_s: deque[float] = deque(maxlen=32)
         self._at = SIZES.index(16)
-        self._good = 0
+        self._good = self._late = 0
 
     def budget(self, num_settled: int) -> int:
         """Prompt tokens for the next step; `num_settled`: answers under way that have more than GRACE tokens. Without
@@ -45,10 +45,12 @@ class Pacer:
             return
         plain = median(self._decode_s)
         if seconds > STRETCH * plain:
-            self._at = max(0, self._at - 1)
-            self._good = -PATIENCE
+            self._late += 1
+            if self._late >= 2:  # one alone may be the machine's doing
+                self._at = max(0, self._at - 1)
+                self._good, self._late = -PATIENCE, 0
             return
-        self._good += 1
+        self._good, self._late = self._good + 1, 0
         larger = min(len(SIZES) - 1, self._at + 1)
         expected = plain + max(0.0, seconds - plain) * SIZES[larger] / SIZES[self._at]
         if expected <= STRETCH * plain or (self._good >= PATIENCE and expected <= PROMISE * plain):

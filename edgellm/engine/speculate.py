@@ -56,7 +56,7 @@ class Speculator:
                 self.controller.times.set(1, rows, seconds)
         if self.model is not None:
             step, token = self.model.measure()
-            self.controller.times.observe_draft(step, 1)
+            self.controller.times.observe_draft(step)
             self.controller.catch_up_s.append(token)
 
     def propose(self, answers: Sequence[Answer]) -> None:
@@ -77,10 +77,10 @@ class Speculator:
                 else:
                     guessed.append((answer, depth))
         if guessed and self.model is not None:
-            start = time.perf_counter()
             for (answer, _), ids in zip(guessed, self.model.propose(guessed), strict=True):
                 answer.request.draft_ids = ids
-            self.controller.times.observe_draft(time.perf_counter() - start, max(depth for _, depth in guessed))
+            for seconds in self.model.pass_s:
+                self.controller.times.observe_draft(seconds)
         self._probing = self.controller.probing
         self._spent = time.perf_counter() - began
 

@@ -51,3 +51,12 @@ def test_prompts_always_advance() -> None:
 def test_nobody_waiting_means_no_limit() -> None:
     pacer, _ = walked(0.02, 0.0, 0.001)
     assert pacer.budget(0) == 512
+
+
+def test_a_single_late_step_changes_nothing() -> None:
+    pacer, _ = walked(0.02, 0.0, 0.001)
+    size = pacer.budget(4)
+    for _ in range(10):
+        pacer.observe(0.5, size, 4)
+        pacer.observe(0.02 + size * 0.001, size, 4)
+    assert pacer.budget(4) == size
