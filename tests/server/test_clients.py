@@ -19,6 +19,7 @@ import pytest
 
 from tests.server.live import Live
 from tests.server.model_store import live_store, own_home, store_model
+from tests.support.real import real_model
 from tests.support.tiny import tiny_gguf
 
 HI = [{"role": "user", "content": "Say hello."}]
@@ -31,14 +32,6 @@ SCHEMA = {
 LIMIT = 12
 
 
-def demo_file() -> Path:
-    folder = Path(os.environ.get("EDGELLM_TEST_MODELS", "/work/models"))
-    found = [path for path in folder.glob("*.gguf") if "smollm2" in path.name.lower()]
-    if not found:
-        pytest.skip(f"the demo model is not in {folder} (EDGELLM_TEST_MODELS)")
-    return found[0]
-
-
 @pytest.fixture(scope="module", params=["tiny", pytest.param("demo", marks=pytest.mark.real)])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("home")
@@ -46,7 +39,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         if request.param == "tiny":
             file, backend = tiny_gguf(folder / "tiny.gguf", context_length=512), "reference"
         else:
-            file, backend = demo_file(), "auto"
+            file, backend = real_model("smollm2.gguf"), "auto"
         store_model(store, "demo", file)
         with live_store(store, backend) as running:
             yield running

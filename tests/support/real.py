@@ -1,5 +1,5 @@
 """Real model files and what llama.cpp said about them. Where they lie: EDGELLM_TEST_MODELS, else the demo's place in
-the store, else /work/models."""
+the store."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ DATA = Path(__file__).resolve().parents[1] / "data" / "real"
 
 def real_model(name: str) -> Path:
     """The file `name` (such as smollm2.gguf); skips the test when it is nowhere."""
-    folders = [os.environ.get("EDGELLM_TEST_MODELS"), "/work/models"]
-    for folder in folders:
-        if folder and (Path(folder) / name).exists():
-            return Path(folder) / name
+    folder = os.environ.get("EDGELLM_TEST_MODELS")
+    if folder and (Path(folder) / name).exists():
+        return Path(folder) / name
     if name == "smollm2.gguf":
         from edgellm.hub.names import parse_name
         from edgellm.hub.store import Store

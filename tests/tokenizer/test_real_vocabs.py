@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
-from pathlib import Path
 
 import pytest
 
 from edgellm.tokenizer import from_gguf, from_metadata
+from tests.support.real import real_model
 from tests.tokenizer.round_trip import check_round_trips
 from tests.tokenizer.shared import vocab_file
 from tests.tokenizer.vocabs import changed, trained
@@ -30,10 +29,7 @@ GOLDEN = {  # cases.md; checked with llama.cpp
 
 @pytest.fixture(scope="module")
 def gemma():
-    path = Path(os.environ.get("EDGELLM_TEST_MODELS", "/work/models")) / "gemma3-270m.gguf"
-    if not path.exists():
-        pytest.skip(f"{path} is not here (set EDGELLM_TEST_MODELS)")
-    return from_gguf(path)
+    return from_gguf(real_model("gemma3-270m.gguf"))
 
 
 @pytest.mark.real
