@@ -75,7 +75,11 @@ _PLAIN = [
 ]
 
 _ENGINE = [
-    click.option("--draft", metavar="MODEL", help="A small model that guesses ahead; the answer stays the same."),
+    click.option(
+        "--draft",
+        metavar="MODEL",
+        help="A small model that guesses ahead, or `lookup`: guess from the prompt; the answer stays the same.",
+    ),
     click.option("--draft-max", type=click.IntRange(1, 64), help="Most tokens guessed at once."),
     click.option("--prompt-cache", type=click.Path(dir_okay=False), help="Keep the computed prompt in this file."),
     click.option("--swap-space", type=Size(), help="Disk for the KV cache of paused requests."),
