@@ -181,6 +181,8 @@ class LLM:
         the text as the model's family writes them."""
         from edgellm.chat.tools import ReplyStyle, read_reply
 
+        if not messages:
+            raise RequestError("at least one message is needed")
         ids = self.template.encode(list(messages), tools=tools)
         style = ReplyStyle(self.template.source, self.tokenizer)
         done = self.submit(ids, params, show=style.shown).result()

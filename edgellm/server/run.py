@@ -82,11 +82,16 @@ class EdgeServer(uvicorn.Server):
         state.draining = True
         for server in self.servers:
             server.close()
+        if state.running:
+            _log.info(
+                "stopping: up to %g s for %d running answers; Ctrl-C again ends them", self.grace, len(state.running)
+            )
         deadline = asyncio.get_running_loop().time() + self.grace
         while state.running and not self.force_exit and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.05)
         for generation in list(state.running):
             generation.fail(ShuttingDown("the server is shutting down"))
+        self.force_exit = False  # or uvicorn leaves the application's own end half-way, with a traceback
         await super().shutdown(sockets)
 
 
