@@ -66,7 +66,7 @@ def run(metadata: dict[str, Any], file: GGUFFile) -> None:
         backend.execute(lambda b: model.hidden(b, kv), batch)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 @given(data=st.data(), arch=st.sampled_from(SUPPORTED), value=values)
 def test_one_value_replaced(data: st.DataObject, arch: str, value: object, files: dict[str, GGUFFile]) -> None:
     metadata = dict(files[arch].metadata)
@@ -77,7 +77,7 @@ def test_one_value_replaced(data: st.DataObject, arch: str, value: object, files
         assert "\n" not in str(error) and len(str(error)) < 600
 
 
-@pytest.mark.parametrize("arch", SUPPORTED)
+@pytest.mark.parametrize("arch", ["bert", "gemma3", "gpt-oss", "llama", "phi3"])
 def test_one_key_missing(arch: str, files: dict[str, GGUFFile]) -> None:
     metadata = dict(files[arch].metadata)
     for key in [k for k in metadata if k.startswith(arch)]:

@@ -20,7 +20,7 @@ from tests.support.models import make_batch
 
 N_EXPERTS, N_USED, ROWS, COLUMNS = 8, 2, 256, 1024
 CHOSEN = (5, 2)
-TYPES = [GGMLType.F16, GGMLType.Q8_0, GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.MXFP4]
+TYPES = [GGMLType.F16, GGMLType.Q8_0, GGMLType.Q4_K]
 
 
 def experts(type: GGMLType, seed: int = 0) -> tuple[QTensor, mmap.mmap, int]:
