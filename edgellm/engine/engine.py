@@ -124,7 +124,7 @@ class Engine:
         return bool(self.scheduler.running or self.scheduler.waiting or self._closing)
 
     def stats(self) -> dict[str, Any]:
-        """Counters and gauges; see `Metrics` and the README of the server's `/metrics`."""
+        """Counters and gauges as plain data: queues, totals, recent medians, blocks per group, the memory plan."""
         sizes = block_bytes(self.model_config, self.config.kv_type, self.config.block_size)
         pools = [
             {
