@@ -10,7 +10,7 @@ import pytest
 
 from tests.server.live import Live
 from tests.server.model_store import live_store, own_home, store_model
-from tests.server.test_clients import demo_file
+from tests.support.real import real_model
 
 pytestmark = pytest.mark.real
 HI = [{"role": "user", "content": "Hi"}]
@@ -19,7 +19,7 @@ HI = [{"role": "user", "content": "Hi"}]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     with own_home(tmp_path_factory.mktemp("home")) as store:
-        store_model(store, "demo", demo_file())
+        store_model(store, "demo", real_model("smollm2.gguf"))
         with live_store(store, "auto") as running:
             yield running
 

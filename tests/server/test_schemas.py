@@ -11,7 +11,7 @@ import pytest
 from edgellm.errors import GrammarError
 from tests.server.model_store import live_store, own_home, store_model
 from tests.server.schemas import SCHEMAS
-from tests.server.test_clients import demo_file
+from tests.support.real import real_model
 
 pytestmark = pytest.mark.real
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.real
 def test_every_reply_that_ends_is_valid_and_nearly_all_end(tmp_path_factory: pytest.TempPathFactory) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     with own_home(tmp_path_factory.mktemp("home")) as store:
-        store_model(store, "demo", demo_file())
+        store_model(store, "demo", real_model("smollm2.gguf"))
         with live_store(store, "auto", ctx=1024) as server:
 
             def ask(number: int) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def test_all_of_them_compile() -> None:
     from edgellm.loader import open_gguf
     from edgellm.tokenizer import from_metadata
 
-    with open_gguf(demo_file()) as gguf:
+    with open_gguf(real_model("smollm2.gguf")) as gguf:
         compiler = GrammarCompiler(from_metadata(gguf.metadata))
         for schema in SCHEMAS:
             try:
