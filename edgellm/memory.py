@@ -229,7 +229,12 @@ def runtime_bytes() -> int:
 
 def peak_bytes() -> int:
     """The most memory this process ever held, pages of mapped files included."""
-    import resource
+    try:
+        with open("/proc/self/status", encoding="ascii") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        pass  # not Linux
+    import resource  # on Linux its figure would count what the parent held before this program started
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
