@@ -16,7 +16,7 @@ from edgellm.quants import GGMLType, QTensor
 from tests.cpu.support import Cache, constant, tensor
 from tests.cpu.test_matmul import product, weight
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.thorough]
 SEED = 5
 
 

@@ -18,6 +18,8 @@ from tests.cpu.support import Cache, constant, tensor
 from tests.support.goldens import Golden
 from tests.support.models import Runner
 
+pytestmark = pytest.mark.thorough
+
 SEED = 11
 KINDS = sorted(QUANTISED)
 

@@ -17,6 +17,8 @@ from edgellm.engine.output import Completion
 from edgellm.errors import ContextLengthError
 from tests.support.tiny import tiny_gguf
 
+pytestmark = pytest.mark.thorough
+
 MODELS = {"llama": {}, "gemma2": {"window": 40}, "phi3": {"window": 40}}
 
 

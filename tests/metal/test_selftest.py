@@ -13,6 +13,8 @@ if shutil.which("g++") is None:
 from edgellm.backends.metal.selftest import check_kernels  # noqa: E402
 from tests.metal.harness import CpuKernel, maker  # noqa: E402
 
+pytestmark = pytest.mark.thorough
+
 
 def test_every_kernel_passes_its_own_check() -> None:
     checks = list(check_kernels(maker()))

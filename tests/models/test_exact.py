@@ -17,6 +17,8 @@ from edgellm.models.registry import load_model
 from tests.support.goldens import DATA, DECODERS, Golden
 from tests.support.models import Runner, make_batch, new_kv
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[Backend]:
