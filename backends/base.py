@@ -226,8 +226,3 @@ class Backend(ABC):
     def gated_mlp(self, x: Array, gate: Weight, up: Weight, down: Weight, kind: str) -> Array:
         """down(f(gate x) * up x)."""
         return self.linear(self.activate(kind, self.linear(x, gate), self.linear(x, up)), down)
-
-    def norm_linear(self, x: Array, norm: Weight, eps: float, weights: tuple[Weight, ...]) -> tuple[Array, ...]:
-        """RMS norm, then one product per weight (q, k, v share the normed and, where it applies, quantised input)."""
-        h = self.rms_norm(x, norm, eps)
-        return tuple(self.linear(h, w) for w in weights)
