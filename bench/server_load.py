@@ -18,6 +18,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,28 @@ def first_tokens(llm: Any, port: int, model: str, count: int) -> dict[str, float
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+@contextmanager
+def running_server(model: Path) -> Iterator[tuple[Any, int, str]]:
+    """A server in this process with the model loaded: its `LLM`, the port, the model's name."""
+    from edgellm.server.build import build_app
+    from edgellm.server.run import EdgeServer, bind
+    from edgellm.server.settings import ServerSettings
+
+    settings = ServerSettings(keep_alive=3600)
+    app, sock = build_app(settings, [str(model)]), bind("127.0.0.1", 0)
+    server = EdgeServer(app, settings)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])))
+    thread.start()
+    while not server.started:
+        time.sleep(0.05)
+    (loaded,) = app.state.server.manager.loaded()
+    try:
+        yield loaded.llm, sock.getsockname()[1], loaded.record.name
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
 def main() -> None:
     """Runs all of it."""
     if sys.argv[1] == "--load":
@@ -159,32 +183,18 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
 
-    from edgellm.server.build import build_app
-    from edgellm.server.run import EdgeServer, bind
-    from edgellm.server.settings import ServerSettings
-
-    settings = ServerSettings(keep_alive=3600)
-    app, sock = build_app(settings, [str(args.model)]), bind("127.0.0.1", 0)
-    port, server = sock.getsockname()[1], EdgeServer(app, settings)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])))
-    thread.start()
-    while not server.started:
-        time.sleep(0.05)
-    (loaded,) = app.state.server.manager.loaded()
-    llm, name = loaded.llm, loaded.record.name
-    in_process(llm, prompts(4, args.prompt, 0), 8)
-    over_http(port, name, prompts(4, args.prompt, 1), 8)
-    result: dict[str, Any] = {
-        "streams": args.streams,
-        "ttft_s": first_tokens(llm, port, name, args.single),
-        "rounds": [],
-    }
-    for number in range(args.rounds):
-        both = {"in_process": in_process(llm, prompts(args.streams, args.prompt, 10 + number), args.new)}
-        both["http"] = over_http(port, name, prompts(args.streams, args.prompt, 50 + number), args.new)
-        result["rounds"].append(both)
-    server.should_exit = True
-    thread.join()
+    with running_server(args.model) as (llm, port, name):
+        in_process(llm, prompts(4, args.prompt, 0), 8)
+        over_http(port, name, prompts(4, args.prompt, 1), 8)
+        result: dict[str, Any] = {
+            "streams": args.streams,
+            "ttft_s": first_tokens(llm, port, name, args.single),
+            "rounds": [],
+        }
+        for number in range(args.rounds):
+            both = {"in_process": in_process(llm, prompts(args.streams, args.prompt, 10 + number), args.new)}
+            both["http"] = over_http(port, name, prompts(args.streams, args.prompt, 50 + number), args.new)
+            result["rounds"].append(both)
     print(json.dumps(result, indent=1))
 
 

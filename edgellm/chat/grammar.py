@@ -64,15 +64,17 @@ class TokenGrammar:
         """Tokens that may come next, bool (vocab_size,). End tokens are among them once the text may end."""
         import numpy as np
 
-        mask = np.zeros(vocab_size, np.bool_)
         if self.is_done and not self._matcher.is_error():
+            mask = np.zeros(vocab_size, np.bool_)
             mask[self._compiler.end_ids] = True
             return mask
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
             raise GrammarError(f"the grammar failed: {_first_line(self._matcher.get_error())}")
         n = min(vocab_size, self._compiler.vocab_size)
-        mask[:n] = np.unpackbits(bits, count=n, bitorder="little")
+        mask = np.unpackbits(bits, count=n, bitorder="little").view(np.bool_)
+        if n < vocab_size:  # rows of the output matrix without a token
+            mask = np.concatenate([mask, np.zeros(vocab_size - n, np.bool_)])
         place = self._places[-1]
         return mask if place is None else self._compiler.bounds.limit(mask, place)
 

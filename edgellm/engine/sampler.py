@@ -72,18 +72,21 @@ class Sampler:
     def sample(self, logits: Floats) -> int:
         """The next token for raw logits (vocab,); does not advance. RequestError for NaN or +inf, or nothing left."""
         if self.greedy:
-            return int(np.argmax(_checked(self._adjusted(logits))))
+            ids, adjusted = self._adjusted(logits)
+            best = int(np.argmax(_checked(adjusted)))
+            return best if ids is None else int(ids[best])
         return self.draw(self.distribution(logits))
 
     def distribution(self, logits: Floats) -> Distribution:
         """What `sample` draws from; one point when greedy."""
-        adjusted = _checked(self._adjusted(logits))
+        ids, adjusted = self._adjusted(logits)
+        _checked(adjusted)
         if self.greedy:
-            return Distribution(np.array([np.argmax(adjusted)]), np.ones(1))
-        scaled = adjusted / np.float32(self.params.temperature)
-        if self.params.mirostat == 2:
-            return self._mirostat(scaled)
-        return _cut(scaled, self.params)
+            found = Distribution(np.array([np.argmax(adjusted)]), np.ones(1))
+        else:
+            scaled = adjusted / np.float32(self.params.temperature)
+            found = self._mirostat(scaled) if self.params.mirostat == 2 else _cut(scaled, self.params)
+        return found if ids is None else Distribution(ids[found.ids], found.probs)
 
     def draw(self, distribution: Distribution) -> int:
         """One token; takes exactly one number from the generator."""
@@ -114,23 +117,27 @@ class Sampler:
         self._history.append(token_id)
         return self.grammar.accept(token_id) if self.grammar else False
 
-    def _adjusted(self, logits: Floats) -> Floats:
-        """Logits after bias, penalties and grammar; the caller's row is left alone."""
+    def _adjusted(self, logits: Floats) -> tuple[Ids | None, Floats]:
+        """Logits after bias, penalties and grammar; the caller's row is left alone. Where the grammar leaves few
+        tokens: their ids, rising, and their logits alone, so that nothing later sorts a whole vocabulary of -inf."""
         params = self.params
-        if not (params.logit_bias or self._penalised or self.grammar):
-            return logits
-        logits = logits.copy()
+        if params.logit_bias or self._penalised:
+            logits = logits.copy()
         for token_id, bias in (params.logit_bias or {}).items():
             if not 0 <= token_id < len(logits):
                 raise RequestError(f"logit_bias names token {token_id}, the vocabulary has {len(logits)}")
             logits[token_id] += bias
         if self._penalised:
             self._penalise(logits)
-        if self.grammar and (allowed := self.grammar.allowed(len(logits))) is not None:
-            if not allowed.any():
-                raise GrammarError("the grammar allows no token here")
-            logits[~allowed] = -np.inf
-        return logits
+        if not self.grammar or (allowed := self.grammar.allowed(len(logits))) is None:
+            return None, logits
+        num_allowed = int(np.count_nonzero(allowed))
+        if not num_allowed:
+            raise GrammarError("the grammar allows no token here")
+        if num_allowed > len(logits) // 4:
+            return None, np.where(allowed, logits, np.float32(-np.inf))
+        ids = np.flatnonzero(allowed)
+        return ids, logits[ids]
 
     def _penalise(self, logits: Floats) -> None:
         """Repeat penalty divides positive logits and multiplies others; presence and frequency are subtracted."""

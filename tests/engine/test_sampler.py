@@ -121,16 +121,16 @@ def test_b23_top_k_off_is_not_slow_on_a_large_vocabulary() -> None:
 def test_b24_penalties() -> None:
     logits = np.array([2.0, -2.0, 0.0], np.float32)
     repeat = Sampler(SamplingParams(**OFF, repeat_penalty=1.25), [0, 1])
-    assert np.allclose(repeat._adjusted(logits), [1.6, -2.5, 0.0])
+    assert np.allclose(repeat._adjusted(logits)[1], [1.6, -2.5, 0.0])
     more = SamplingParams(**OFF, repeat_penalty=1.25, frequency_penalty=0.5, presence_penalty=0.25)
-    assert np.allclose(Sampler(more, [0, 0])._adjusted(logits)[0], 0.35)
+    assert np.allclose(Sampler(more, [0, 0])._adjusted(logits)[1][0], 0.35)
     assert logits.tolist() == [2.0, -2.0, 0.0]
 
 
 @pytest.mark.parametrize("last_n, first", [(4, 96), (0, 100), (-1, 0)])
 def test_b24_repeat_last_n(last_n: int, first: int) -> None:
     sampler = Sampler(SamplingParams(**OFF, repeat_penalty=2.0, repeat_last_n=last_n), range(100))
-    adjusted = sampler._adjusted(np.ones(100, np.float32))
+    adjusted = sampler._adjusted(np.ones(100, np.float32))[1]
     assert np.flatnonzero(adjusted != 1).tolist() == list(range(first, 100))
 
 
