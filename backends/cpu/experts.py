@@ -272,7 +272,7 @@ def record_expert_linear(tape: Tape, x: Buf, weight: QTensor, ids: Buf, bias: An
     if kind in KERNELS:
         units = -(-m // UNIT)
         args = (x, address, bias, out, 1, k, m, ids, matrix, units, share, 4 * m, 4 * k, 4 * m)
-        tape.op(float_pair_kernel(kind), ids.size * units, args, [x, ids], [out], scratch=OWN_ARGS + 64)
+        tape.op(float_pair_kernel(kind), ids.size * units, args, [x, ids], [out], 0, OWN_ARGS + 64)
         return out
     units, block = -(-m // LANES), QUANT_TABLE[weight.type].block_size
     if ids.size < 2 * n_experts or not has_tile(m, k // block, block):
@@ -280,7 +280,7 @@ def record_expert_linear(tape: Tape, x: Buf, weight: QTensor, ids: Buf, bias: An
         product = _product(weight, address, m, layout, form, 1, out, bias, 0)
         pairs = (ids, matrix, units, share, 4 * m, 4 * m)
         scratch = OWN_ARGS + scratch_bytes(kind, layout)
-        tape.op(pair_kernel(kind, block), ids.size * units, product + pairs, [form, ids], [out], scratch=scratch)
+        tape.op(pair_kernel(kind, block), ids.size * units, product + pairs, [form, ids], [out], 0, scratch)
         return out
     groups = _groups(tape, ids, n_experts)
     layout, form = _ordered(tape, x, k, block, groups, share)
@@ -288,7 +288,7 @@ def record_expert_linear(tape: Tape, x: Buf, weight: QTensor, ids: Buf, bias: An
     extra = (groups.counts, matrix, units, groups.firsts, 4 * m)
     scratch = OWN_ARGS + scratch_bytes(kind, Layout(block, PANEL, n, k))
     reads = [form, groups.counts, groups.firsts, groups.order]
-    tape.op(group_kernel(kind, block), n_experts * units, product + extra, reads, [out], scratch=scratch)
+    tape.op(group_kernel(kind, block), n_experts * units, product + extra, reads, [out], max(1, units // 8), scratch)
     return out
 
 

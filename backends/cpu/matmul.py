@@ -78,6 +78,5 @@ def record_matmul(tape: Tape, x: Buf, kind: GGMLType, weight: int, bias: Any, ou
         *(n, layout.n_panels, out, 4 * m, 0 if bias is None else bias, 0),
     )
     units = -(-m // LANES)
-    step = max(1, min(8, units // 64))
     scratch = scratch_bytes(kind.name, layout)
-    tape.op(linear_kernel(kind.name, panel), units, args, [form], [out], step, scratch)
+    tape.op(linear_kernel(kind.name, panel), units, args, [form], [out], 0, scratch)

@@ -133,4 +133,4 @@ def record_float_matmul(tape: Tape, x: Buf, kind: str, weight: int, bias: Any, o
     n, k = x.shape
     m = out.shape[1]
     args = (x, weight, 0 if bias is None else bias, out, n, k, m)
-    tape.op(KERNELS[kind], -(-m // UNIT), args, reads=[x], writes=[out], scratch=64)
+    tape.op(KERNELS[kind], -(-m // UNIT), args, reads=[x], writes=[out], step=0, scratch=64)

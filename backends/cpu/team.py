@@ -2,8 +2,10 @@
 
 Threads claim units of an op from its counter. Where the tape asks for a barrier they wait until the units of the ops
 before it are *done*, not until every thread has arrived: a thread that the system has put aside holds the others up
-only while it holds a unit, and a slow core simply takes fewer. Each run has a generation, which stands in the upper
-half of every counter, so a thread that wakes up in an older run finds nothing to claim and comes home.
+only while it holds a unit, and a slow core simply takes fewer. Products claim a thread's share of the units that are
+left: their kernels ask for the next unit's weights ahead of time, which helps only the thread that takes that unit.
+Each run has a generation, which stands in the upper half of every counter, so a thread that wakes up in an older run
+finds nothing to claim and comes home.
 
 Between tapes workers spin for about 100 us, then sleep on a semaphore. State is an int64 array, one cache line (8) per
 field or thread; the calling thread is member 0.
@@ -41,7 +43,7 @@ from edgellm.backends.cpu.tape import (
 __all__ = ["Team", "default_threads"]
 
 # Byte offsets in the state: a line each, then two lines per thread.
-GENERATION, ROWS, N_OPS, YIELD, THREADS = 0, 64, 72, 80, 128
+GENERATION, ROWS, N_OPS, YIELD, MEMBERS, THREADS = 0, 64, 72, 80, 88, 128
 SEEN, SCRATCH, ASLEEP, PER_THREAD = 0, 8, 64, 128
 SPIN_WAIT = 256  # pauses before a waiting thread offers its core to others (about 15 us on x86)
 SPIN_IDLE = 2000  # pauses before an idle worker goes to sleep
@@ -97,6 +99,8 @@ def run_ops(state: int, generation: int, scratch: int, lead: int) -> None:
             if begin >= units:
                 break
             function, args = load_i64(row + 8 * KERNEL), load_i64(row + 8 * ARGS)
+            if step == 0:
+                step = max(1, (units - begin) // load_i64(state + MEMBERS))
             end = min(begin + step, units)
             found = compare_exchange(row + 8 * COUNTER, counter, counter + step)
             if found == counter:
@@ -192,7 +196,7 @@ class Team:
             library.load(KERNELS)
             self._publish, self._lead, self._work = (library.function(k) for k in KERNELS)
             yield_ = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
-            self._state[YIELD // 8] = yield_ or 0
+            self._state[YIELD // 8], self._state[MEMBERS // 8] = yield_ or 0, n_threads
 
     def run(self, tape: Tape, batch: Batch) -> None:
         """Load a batch into a tape and run all of its ops."""
