@@ -10,7 +10,8 @@ import os
 import numpy as np
 from numba import cuda, types
 
-__all__ = ["SIMULATED", "as_float", "dp4a", "f16", "i8", "load4", "load16", "pair16", "u16", "warp_sum"]
+__all__ = ["SIMULATED", "as_float", "bits", "dp4a", "f16", "half_warp_sum", "i8", "load4", "load16", "pair16", "u16"]
+__all__ += ["warp_max", "warp_sum"]
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
 WARP = 32
@@ -46,27 +47,47 @@ if SIMULATED:
         """int32 from two 16-bit loads, at an even offset."""
         return int(_bytes(w, at, 4, np.int32)[0])
 
-    def f16(bits):
-        """float32 of a float16's bits."""
-        return np.float32(np.array([bits], np.uint16).view(np.float16)[0])
+    def bits(word, at, count):
+        """Bits at .. at + count - 1 of a word, as int32."""
+        return (int(word) & 0xFFFFFFFF) >> at & ((1 << count) - 1)
 
-    def as_float(bits):
+    def f16(word):
+        """float32 of the float16 in a word's low half."""
+        return np.float32(np.array([word & 0xFFFF], np.uint16).view(np.float16)[0])
+
+    def as_float(word):
         """float32 of its bits."""
-        return np.array([bits & 0xFFFFFFFF], np.uint32).view(np.float32)[0]
+        return np.array([word & 0xFFFFFFFF], np.uint32).view(np.float32)[0]
 
     @cuda.jit(device=True)
-    def warp_sum(x):
-        """Sum over the 32 lanes of a warp, in every lane. All threads of the block must call it."""
+    def _lanes(x):
+        """The values of a warp's 32 lanes, in every lane. All threads of the block must call it."""
         parts = cuda.shared.array(1024, types.float32)
         me = cuda.threadIdx.x
         parts[me] = x
         cuda.syncthreads()
-        total, distance = parts[me - me % WARP : me - me % WARP + WARP].copy(), WARP // 2
-        while distance:
-            total = total + total[np.arange(WARP) ^ distance]
-            distance //= 2
+        values = parts[me - me % WARP : me - me % WARP + WARP].copy()
         cuda.syncthreads()
-        return total[me % WARP]
+        return values, me % WARP
+
+    def _exchange(x, first, combine):
+        """What `combine` makes of lanes whose numbers differ in one bit, for first, first / 2 .. 1."""
+        values, lane = _lanes(x)
+        while first:
+            values, first = combine(values, values[np.arange(WARP) ^ first]), first // 2
+        return values[lane]
+
+    def warp_sum(x):
+        """Sum over the 32 lanes of a warp, in every lane. All threads of the block must call it."""
+        return _exchange(x, 16, np.add)
+
+    def warp_max(x):
+        """Largest value of the 32 lanes of a warp, in every lane. All threads of the block must call it."""
+        return _exchange(x, 16, np.maximum)
+
+    def half_warp_sum(x):
+        """Sum over lanes 0 .. 15, or 16 .. 31: each lane's own half. All threads of the block must call it."""
+        return _exchange(x, 8, np.add)
 
 else:
     from llvmlite import ir
@@ -135,8 +156,19 @@ else:
         return types.UniTuple(types.int32, 4)(w, types.int64), codegen
 
     @intrinsic
-    def f16(typingctx, bits):
-        """float32 of a float16's bits (PTX cvt.f32.f16)."""
+    def bits(typingctx, word, at, count):
+        """Bits at .. at + count - 1 of a word, as int32: unsigned, whatever numba's 64-bit rules say."""
+
+        def codegen(context, builder, signature, args):
+            word, at, count = args
+            mask = builder.sub(builder.shl(ir.Constant(I32, 1), count), ir.Constant(I32, 1))
+            return builder.and_(builder.lshr(word, at), mask)
+
+        return types.int32(types.int32, types.int32, types.int32), codegen
+
+    @intrinsic
+    def f16(typingctx, word):
+        """float32 of the float16 in a word's low half (PTX cvt.f32.f16)."""
 
         def codegen(context, builder, signature, args):
             kind = ir.FunctionType(ir.FloatType(), [I16])
@@ -146,7 +178,7 @@ else:
         return types.float32(types.int32), codegen
 
     @intrinsic
-    def as_float(typingctx, bits):
+    def as_float(typingctx, word):
         """float32 of its bits."""
 
         def codegen(context, builder, signature, args):
@@ -163,5 +195,19 @@ else:
     def warp_sum(x):
         """Sum over the 32 lanes of a warp, in every lane."""
         for shift in (16, 8, 4, 2, 1):
+            x += cuda.shfl_xor_sync(0xFFFFFFFF, x, shift)
+        return x
+
+    @cuda.jit(device=True)
+    def warp_max(x):
+        """Largest value of the 32 lanes of a warp, in every lane."""
+        for shift in (16, 8, 4, 2, 1):
+            x = max(x, cuda.shfl_xor_sync(0xFFFFFFFF, x, shift))
+        return x
+
+    @cuda.jit(device=True)
+    def half_warp_sum(x):
+        """Sum over lanes 0 .. 15, or 16 .. 31: each lane's own half."""
+        for shift in (8, 4, 2, 1):
             x += cuda.shfl_xor_sync(0xFFFFFFFF, x, shift)
         return x

@@ -1,6 +1,7 @@
-"""Norms, rotary embedding, cache writes, activations, embedding rows and routing: one thread per value or warp per row.
+"""Norms, rotary embedding, cache writes, activations and routing: one thread per value or warp per row.
 
-All arrays are 1-D; shapes come as numbers. Meanings: `edgellm.backends.base`, twins: `edgellm.backends.reference`."""
+All arrays are 1-D; shapes come as numbers, factors as float32 (a Python float would make the arithmetic double).
+Meanings: `edgellm.backends.base`, twins: `edgellm.backends.reference`."""
 
 from __future__ import annotations
 
@@ -10,19 +11,15 @@ from typing import Any
 
 from numba import cuda, types
 
-from edgellm.backends.cuda.device import as_float, f16, load4, u16, warp_sum
-from edgellm.backends.cuda.unpack import Unpack
+from edgellm.backends.cuda.device import warp_sum
 
 __all__ = [
     "ACTIVATIONS",
     "add",
     "add_bias",
     "combine",
-    "dense_matvec",
     "layer_norm",
     "make_activate",
-    "make_embed",
-    "make_embed_dense",
     "rms_norm",
     "rope",
     "route",
@@ -32,22 +29,22 @@ __all__ = [
     "take",
 ]
 
-f32 = types.float32
+f32, i32 = types.float32, types.int32
 Kernel = Callable[..., Any]
 
 
 @cuda.jit
 def rms_norm(x, weight, y, n_rows, d, weight_rows, eps):
     """A warp per row; `weight_rows` 0: none, 1: one row for all, h: row r uses weight row r % h."""
-    lane = cuda.threadIdx.x % 32
-    row = cuda.blockIdx.x * (cuda.blockDim.x // 32) + cuda.threadIdx.x // 32
+    lane = cuda.threadIdx.x & 31
+    row = cuda.blockIdx.x * (cuda.blockDim.x >> 5) + (cuda.threadIdx.x >> 5)
     total = f32(0.0)
     if row < n_rows:
         for i in range(lane, d, 32):
             total += x[row * d + i] * x[row * d + i]
     total = warp_sum(total)
     if row < n_rows:
-        r = f32(1.0) / math.sqrt(total / f32(d) + f32(eps))
+        r = f32(1.0) / math.sqrt(total / f32(d) + eps)
         for i in range(lane, d, 32):
             value = x[row * d + i] * r
             y[row * d + i] = value * weight[row % weight_rows * d + i] if weight_rows > 0 else value
@@ -56,8 +53,8 @@ def rms_norm(x, weight, y, n_rows, d, weight_rows, eps):
 @cuda.jit
 def layer_norm(x, weight, bias, y, n_rows, d, weight_rows, bias_rows, eps):
     """A warp per row; rows of weight and bias as in rms_norm."""
-    lane = cuda.threadIdx.x % 32
-    row = cuda.blockIdx.x * (cuda.blockDim.x // 32) + cuda.threadIdx.x // 32
+    lane = cuda.threadIdx.x & 31
+    row = cuda.blockIdx.x * (cuda.blockDim.x >> 5) + (cuda.threadIdx.x >> 5)
     total = f32(0.0)
     if row < n_rows:
         for i in range(lane, d, 32):
@@ -69,7 +66,7 @@ def layer_norm(x, weight, bias, y, n_rows, d, weight_rows, bias_rows, eps):
             total += (x[row * d + i] - mean) * (x[row * d + i] - mean)
     total = warp_sum(total)
     if row < n_rows:
-        r = f32(1.0) / math.sqrt(total / f32(d) + f32(eps))
+        r = f32(1.0) / math.sqrt(total / f32(d) + eps)
         for i in range(lane, d, 32):
             value = (x[row * d + i] - mean) * r
             if weight_rows > 0:
@@ -102,21 +99,36 @@ def rope(x, positions, variants, inv_freq, magnitude, y, heads, d, n_dims, adjac
 
 
 @cuda.jit
-def store_rows(x, slots, cache, row_size, total):
-    """Rows of x (n_tokens, row_size) into cache slots, in the cache's own float type."""
+def store_rows(k, v, k_cache, v_cache, table, width, positions, seqs, block_size, k_row, v_row, total):
+    """Rows of k (n_tokens, k_row) and v into their sequences' blocks, in the cache's float type. One thread per value:
+    the first n_tokens * k_row are k's."""
     i = cuda.grid(1)
-    if i < total:
-        cache[slots[i // row_size] * row_size + i % row_size] = x[i]
+    if i >= total:
+        return
+    n_k = total // (k_row + v_row) * k_row
+    is_k = i < n_k
+    row_size = k_row if is_k else v_row
+    at = i if is_k else i - n_k
+    token = at // row_size
+    p = positions[token]
+    slot = table[seqs[token] * width + p // block_size] * block_size + p % block_size
+    if is_k:
+        k_cache[slot * row_size + at % row_size] = k[at]
+    else:
+        v_cache[slot * row_size + at % row_size] = v[at]
 
 
 @cuda.jit
-def store_q8(x, slots, cache, scales, row_size, n_groups):
-    """As store_rows for int8 with one scale per 32: one thread per group."""
+def store_q8(x, cache, scales, table, width, positions, seqs, block_size, row_size, n_groups):
+    """As store_rows for K or V as int8 with one scale per 32: one thread per group."""
     g = cuda.grid(1)
     if g >= n_groups:
         return
     per_row = row_size // 32
-    at = slots[g // per_row] * per_row + g % per_row
+    token = g // per_row
+    p = positions[token]
+    slot = table[seqs[token] * width + p // block_size] * block_size + p % block_size
+    at = slot * per_row + g % per_row
     top = f32(0.0)
     for i in range(32):
         top = max(top, abs(x[32 * g + i]))
@@ -124,8 +136,8 @@ def store_q8(x, slots, cache, scales, row_size, n_groups):
     scales[at] = d
     for i in range(32):
         value = x[32 * g + i] / d if d > f32(0.0) else f32(0.0)
-        q = int(value + f32(0.5)) if value >= f32(0.0) else -int(f32(0.5) - value)
-        cache[32 * at + i] = min(max(q, -127), 127)
+        q = i32(value + f32(0.5)) if value >= f32(0.0) else i32(value - f32(0.5))
+        cache[32 * at + i] = min(max(q, i32(-127)), i32(127))
 
 
 @cuda.jit(device=True)
@@ -195,7 +207,7 @@ def add(a, b, factor, y, total):
     """y = a + factor * b."""
     i = cuda.grid(1)
     if i < total:
-        y[i] = a[i] + f32(factor) * b[i]
+        y[i] = a[i] + factor * b[i]
 
 
 @cuda.jit
@@ -212,8 +224,8 @@ def scale(x, factor, softcap, y, total):
     """y = x * factor, then softcap * tanh(y / softcap)."""
     i = cuda.grid(1)
     if i < total:
-        value = x[i] * f32(factor)
-        y[i] = f32(softcap) * math.tanh(value / f32(softcap)) if softcap > 0.0 else value
+        value = x[i] * factor
+        y[i] = softcap * math.tanh(value / softcap) if softcap > f32(0.0) else value
 
 
 @cuda.jit
@@ -274,71 +286,4 @@ def route(scores, bias, ids, weights, n_rows, n_experts, n_used, mode, normalise
         chosen_sum += value
     for j in range(n_used):
         value = weights[t * n_used + j]
-        weights[t * n_used + j] = (value / chosen_sum if normalise or mode == 1 else value) * f32(factor)
-
-
-@cuda.jit(device=True)
-def _dense(w, at, form):
-    """Weight number `at` of an F32 (0), F16 (1) or BF16 (2) tensor."""
-    if form == 0:
-        return as_float(load4(w, 4 * at))
-    if form == 1:
-        return f16(u16(w, 2 * at))
-    return as_float(u16(w, 2 * at) << 16)
-
-
-def make_embed_dense(form: int) -> Kernel:
-    """Rows of an F32, F16 or BF16 table: one thread per value."""
-
-    @cuda.jit
-    def embed(w, ids, y, dim, total):
-        i = cuda.grid(1)
-        if i < total:
-            y[i] = _dense(w, ids[i // dim] * dim + i % dim, form)
-
-    return embed
-
-
-def make_embed(kind: Unpack, block: int, size: int) -> Kernel:
-    """Rows of a quantised table: one thread per part of 32 weights."""
-    unpack, first, second = kind
-    parts = block // 32
-
-    @cuda.jit
-    def embed(w, ids, y, dim, total):
-        i = cuda.grid(1)
-        if i >= total:
-            return
-        row, p = i // (dim // 32), i % (dim // 32)
-        b, part = p // parts, p % parts
-        q = unpack(w, (ids[row] * (dim // block) + b) * size, part)
-        h0, h1 = row * dim + b * block + first(part), row * dim + b * block + second(part)
-        for j in range(16):
-            low, high = (q[j // 4] >> (8 * (j % 4))) & 255, (q[4 + j // 4] >> (8 * (j % 4))) & 255
-            low, high = low - 256 if low > 127 else low, high - 256 if high > 127 else high
-            y[h0 + j] = q[8] * f32(low) - q[10]
-            y[h1 + j] = q[9] * f32(high) - q[11]
-
-    return embed
-
-
-def dense_matvec(form: int) -> Kernel:
-    """F32, F16 or BF16 weights times float32 activations: a warp per (weight row, token); grid (rows / 4, pairs).
-
-    `ids` empty: token t reads row t of x. Else pair p multiplies row p // share with expert ids[p]."""
-
-    @cuda.jit
-    def matvec(w, ids, share, x, y, n, k):
-        lane = cuda.threadIdx.x % 32
-        row = cuda.blockIdx.x * (cuda.blockDim.x // 32) + cuda.threadIdx.x // 32
-        token = cuda.blockIdx.y
-        expert = ids[token] if ids.size > 0 else 0
-        acc = f32(0.0)
-        if row < n:
-            for i in range(lane, k, 32):
-                acc += _dense(w, (expert * n + row) * k + i, form) * x[token // share * k + i]
-        total = warp_sum(acc)
-        if lane == 0 and row < n:
-            y[token * n + row] = total
-
-    return matvec
+        weights[t * n_used + j] = (value / chosen_sum if normalise or mode == 1 else value) * factor

@@ -14,11 +14,11 @@ import numpy as np
 from numba import cuda, types
 
 from edgellm.backends.base import GGMLType
-from edgellm.backends.cuda.device import f16, i8, load4, load16, pair16, u16
+from edgellm.backends.cuda.device import bits, f16, i8, load4, load16, pair16, u16
 
 __all__ = ["UNPACK", "Unpack"]
 
-f32 = types.float32
+f32, i32 = types.float32, types.int32
 LOW = 0x0F0F0F0F
 ONES = 0x01010101
 THREES = 0x03030303
@@ -45,9 +45,9 @@ def _sixteen(part):
 
 
 @cuda.jit(device=True)
-def _fifth(bits):
+def _fifth(four):
     """Four bits -> bit 4 of four bytes."""
-    return ((bits & 1) << 4) | ((bits & 2) << 11) | ((bits & 4) << 18) | ((bits & 8) << 25)
+    return ((four & 1) << 4) | ((four & 2) << 11) | ((four & 4) << 18) | ((four & 8) << 25)
 
 
 @cuda.jit(device=True)
@@ -65,7 +65,7 @@ def q4_0(w, at, part):
 def q4_1(w, at, part):
     """20 bytes, five 4-byte loads; 0.625 bytes a weight."""
     head = load4(w, at)
-    d, m = f16(head & 0xFFFF), -f16((head >> 16) & 0xFFFF)
+    d, m = f16(head), -f16(head >> 16)
     a, b, c, e = load4(w, at + 4), load4(w, at + 8), load4(w, at + 12), load4(w, at + 16)
     low = (a & LOW, b & LOW, c & LOW, e & LOW)
     high = ((a >> 4) & LOW, (b >> 4) & LOW, (c >> 4) & LOW, (e >> 4) & LOW)
@@ -73,17 +73,17 @@ def q4_1(w, at, part):
 
 
 @cuda.jit(device=True)
-def _five(a, b, c, e, bits):
+def _five(a, b, c, e, fifths):
     """Nibble words and 32 fifth bits -> eight words of 5-bit values."""
     return (
-        (a & LOW) | _fifth(bits & 15),
-        (b & LOW) | _fifth((bits >> 4) & 15),
-        (c & LOW) | _fifth((bits >> 8) & 15),
-        (e & LOW) | _fifth((bits >> 12) & 15),
-        ((a >> 4) & LOW) | _fifth((bits >> 16) & 15),
-        ((b >> 4) & LOW) | _fifth((bits >> 20) & 15),
-        ((c >> 4) & LOW) | _fifth((bits >> 24) & 15),
-        ((e >> 4) & LOW) | _fifth((bits >> 28) & 15),
+        (a & LOW) | _fifth(bits(fifths, 0, 4)),
+        (b & LOW) | _fifth(bits(fifths, 4, 4)),
+        (c & LOW) | _fifth(bits(fifths, 8, 4)),
+        (e & LOW) | _fifth(bits(fifths, 12, 4)),
+        ((a >> 4) & LOW) | _fifth(bits(fifths, 16, 4)),
+        ((b >> 4) & LOW) | _fifth(bits(fifths, 20, 4)),
+        ((c >> 4) & LOW) | _fifth(bits(fifths, 24, 4)),
+        ((e >> 4) & LOW) | _fifth(bits(fifths, 28, 4)),
     )
 
 
@@ -100,7 +100,7 @@ def q5_0(w, at, part):
 def q5_1(w, at, part):
     """24 bytes, six 4-byte loads; 0.75 bytes a weight."""
     head = load4(w, at)
-    d, m = f16(head & 0xFFFF), -f16((head >> 16) & 0xFFFF)
+    d, m = f16(head), -f16(head >> 16)
     q = _five(load4(w, at + 8), load4(w, at + 12), load4(w, at + 16), load4(w, at + 20), load4(w, at + 4))
     return q[0], q[1], q[2], q[3], q[4], q[5], q[6], q[7], d, d, m, m
 
@@ -115,17 +115,18 @@ def q8_0(w, at, part):
 
 
 @cuda.jit(device=True)
-def _k_scale(w, at, j):
-    """(d * scale, dmin * min) of sub-block j of a Q4_K or Q5_K block: three 4-byte loads and the head."""
-    head = load4(w, at)
-    a, b, c = load4(w, at + 4), load4(w, at + 8), load4(w, at + 12)
+def _k_scales(w, at, j):
+    """d * scale and dmin * min of sub-blocks j and j + 1 (j even) of a Q4_K or Q5_K block: one 16-byte load."""
+    head, a, b, c = load16(w, at)
     shift = 8 * (j & 3)
+    x, y, z = bits(a, shift, 16), bits(b, shift, 16), bits(c, shift, 16)
     if j < 4:
-        scale, low = (a >> shift) & 63, (b >> shift) & 63
+        scale0, scale1, low0, low1 = bits(x, 0, 6), bits(x, 8, 6), bits(y, 0, 6), bits(y, 8, 6)
     else:
-        scale = ((c >> shift) & 15) | (((a >> (shift + 6)) & 3) << 4)
-        low = ((c >> (shift + 4)) & 15) | (((b >> (shift + 6)) & 3) << 4)
-    return f16(head & 0xFFFF) * f32(scale), f16((head >> 16) & 0xFFFF) * f32(low)
+        scale0, scale1 = i32((z & 15) | (bits(x, 6, 2) << 4)), i32(bits(z, 8, 4) | (bits(x, 14, 2) << 4))
+        low0, low1 = i32(bits(z, 4, 4) | (bits(y, 6, 2) << 4)), i32(bits(z, 12, 4) | (bits(y, 14, 2) << 4))
+    d, low = f16(head), f16(head >> 16)
+    return d * f32(scale0), d * f32(scale1), low * f32(low0), low * f32(low1)
 
 
 @cuda.jit(device=True)
@@ -140,10 +141,9 @@ def _k_second(part):
 
 @cuda.jit(device=True)
 def q4_k(w, at, part):
-    """144 bytes in 8 parts: one 16-byte load of quants each; 0.5625 bytes a weight."""
+    """144 bytes in 8 parts: one 16-byte load of quants each, one of scales; 0.5625 bytes a weight."""
     a, b, c, e = load16(w, at + 16 + 16 * part)
-    s0, m0 = _k_scale(w, at, 2 * (part >> 1))
-    s1, m1 = _k_scale(w, at, 2 * (part >> 1) + 1)
+    s0, s1, m0, m1 = _k_scales(w, at, 2 * (part >> 1))
     low = (a & LOW, b & LOW, c & LOW, e & LOW)
     high = ((a >> 4) & LOW, (b >> 4) & LOW, (c >> 4) & LOW, (e >> 4) & LOW)
     return low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3], s0, s1, m0, m1
@@ -151,12 +151,11 @@ def q4_k(w, at, part):
 
 @cuda.jit(device=True)
 def q5_k(w, at, part):
-    """176 bytes in 8 parts: two 16-byte loads each (fifth bits serve four parts, from cache); 0.6875 bytes a weight."""
+    """176 bytes in 8 parts: three 16-byte loads each (fifth bits serve four parts); 0.6875 bytes a weight."""
     a, b, c, e = load16(w, at + 48 + 16 * part)
     h0, h1, h2, h3 = load16(w, at + 16 + 16 * (part & 1))
     chunk = part >> 1
-    s0, m0 = _k_scale(w, at, 2 * chunk)
-    s1, m1 = _k_scale(w, at, 2 * chunk + 1)
+    s0, s1, m0, m1 = _k_scales(w, at, 2 * chunk)
     lo, hi = 2 * chunk, 2 * chunk + 1
     return (
         (a & LOW) | (((h0 >> lo) & ONES) << 4),
@@ -221,9 +220,9 @@ def _lookup(levels: np.ndarray[Any, Any]) -> Callable[[int], int]:
     def word(nibbles):
         """Four nibbles, one per byte -> four signed bytes of the table."""
         table = cuda.const.array_like(levels)
-        a, b = table[nibbles & 15] & 255, table[(nibbles >> 8) & 15] & 255
-        c, d = table[(nibbles >> 16) & 15] & 255, table[(nibbles >> 24) & 15]
-        return types.int32(a | (b << 8) | (c << 16) | (d << 24))
+        a, b = table[bits(nibbles, 0, 4)] & 255, table[bits(nibbles, 8, 4)] & 255
+        c, d = table[bits(nibbles, 16, 4)] & 255, table[bits(nibbles, 24, 4)]
+        return i32(a | (b << 8) | (c << 16) | (d << 24))
 
     return word
 
@@ -256,8 +255,8 @@ def _sub_second(part):
 def iq4_xs(w, at, part):
     """136 bytes in 8 parts: four 4-byte loads of quants (8-byte alignment), table look-ups; 0.53 bytes a weight."""
     head = load4(w, at)
-    scale = ((load4(w, at + 4) >> (4 * part)) & 15) | (((head >> (16 + 2 * part)) & 3) << 4)
-    d = f16(head & 0xFFFF) * f32(scale - 32)
+    scale = bits(load4(w, at + 4), 4 * part, 4) | (bits(head, 16 + 2 * part, 2) << 4)
+    d = f16(head) * f32(i32(scale - 32))
     base = at + 8 + 16 * part
     a, b, c, e = load4(w, base), load4(w, base + 4), load4(w, base + 8), load4(w, base + 12)
     low = (_iq4(a), _iq4(b), _iq4(c), _iq4(e))

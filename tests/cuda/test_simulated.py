@@ -86,7 +86,7 @@ def test_experts_and_embedding(gpu: CUDABackend, kind: GGMLType) -> None:
     gpu._quantised.clear()
     assert nmse(y, np.einsum("tk,tjnk->tjn", x, weights[ids])) < 1e-10
     rows = down(gpu.embed(gpu.load(tensor(kind, raw[0], (n, k))), np.array([2, 0], np.int32)))
-    gpu._uploads.clear()
+    gpu._crossing.forget()
     np.testing.assert_allclose(rows, weights[0][[2, 0]], rtol=1e-6, atol=1e-7)
 
 
@@ -98,7 +98,7 @@ def test_rope_norms_and_activations(gpu: CUDABackend, adjacent: bool) -> None:
     batch = make_batch([[1, 2]], [40], [np.array([[1, 2]], np.int32)])
     spec = RopeSpec(8, adjacent, rng.random((1, 4)).astype(np.float32), np.array([1.1], np.float32))
     np.testing.assert_allclose(down(gpu.rope(up(gpu, x), batch, spec)), reference.rope(x, batch, spec), atol=2e-6)
-    gpu._uploads.clear()
+    gpu._crossing.forget()
     weight = tensor(GGMLType.F32, rng.standard_normal(16).astype(np.float32).view(np.uint8), (16,))
     for norm in ("rms_norm", "layer_norm"):
         extra = (None,) if norm == "layer_norm" else ()
@@ -138,7 +138,7 @@ def test_attention(gpu: CUDABackend, kv_type: str, window: int, softcap: float) 
         gpu.store_kv(pages, up(gpu, k), up(gpu, v), batch)
         reference.store_kv(expected_pages, k, v, batch)
         got = down(gpu.attention(up(gpu, q), pages, batch, attention))
-        gpu._uploads.clear()
+        gpu._crossing.forget()
         expected = reference.attention(q, expected_pages, batch, attention)
         assert nmse(got, expected) < (1e-5 if kv_type == "q8_0" else 1e-10)
     data = pages.read_block(2)
