@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 if not __name__.startswith("edgellm."):
     raise ImportError("import edgellm.backends instead: pyproject.toml maps this folder (pip install -e .)")
 
-__all__ = ["NAMES", "create", "default_name"]
+__all__ = ["NAMES", "create", "default_name", "memory_limit"]
 
 _CLASSES = {
     "cpu": ("edgellm.backends.cpu.backend", "CPUBackend"),
@@ -58,3 +58,15 @@ def create(name: str = "auto", threads: int | None = None, progress: Progress | 
     backend_class = getattr(module, class_name)
     backend: Backend = backend_class(threads=threads, progress=progress) if name == "cpu" else backend_class()
     return backend
+
+
+def memory_limit(name: str = "auto") -> int | None:
+    """Most bytes the device of a backend lets one process hold (as `Backend.memory_limit`), without making the backend;
+    None where only the machine's memory counts, or where it cannot run."""
+    if (default_name() if name == "auto" else name) != "metal":
+        return None
+    try:
+        limits = importlib.import_module("edgellm.backends.metal.limits")
+    except ModuleNotFoundError:
+        return None
+    return limits.limits_of(limits.device_info()).wired or None

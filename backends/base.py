@@ -8,7 +8,7 @@ Ops are pure unless they say otherwise: they return a new Array and leave their 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,6 +140,8 @@ class Backend(ABC):
     """One kind of machine. At most 14 abstract ops; fused ops have defaults composed of them."""
 
     name: str
+    memory_limit: int | None = None
+    """Most bytes the device lets one process hold, where it has a limit of its own beside the machine's memory."""
 
     # Weights, cache, running. Not ops.
     @abstractmethod
@@ -155,6 +157,11 @@ class Backend(ABC):
     def execute(self, forward: Callable[[Batch], Array], batch: Batch) -> npt.NDArray[np.float32]:
         """Run `forward(batch)` and return its result as a numpy float32 array that the caller owns. Synchronous.
         `forward` must record the same ops for batches of equal n_tokens, n_seqs and n_out (a backend may replay)."""
+
+    def keep_weights(self, n_bytes: int | None) -> None:  # noqa: B027
+        """From now on `load` keeps at most this many more bytes in the device's memory (None: all it is given); other
+        weights stay in the file's memory map and are read from there whenever they are used, slower. Backends that
+        map weights anyway have nothing to do."""
 
     def close(self) -> None:  # noqa: B027
         """Give back threads and device memory. Idempotent."""
@@ -223,6 +230,10 @@ class Backend(ABC):
         """sum over n_used of weights[i, j] * x[i, j]: (n, n_used, m) -> (n, m), in rising j."""
 
     # Fused ops: a backend overrides one where it measures faster; the result must be the same.
+    def linears(self, x: Array, weights: Sequence[Weight], biases: Sequence[Weight | None]) -> tuple[Array, ...]:
+        """Several products of one input (q, k and v)."""
+        return tuple(self.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True))
+
     def gated_mlp(self, x: Array, gate: Weight, up: Weight, down: Weight, kind: str) -> Array:
         """down(f(gate x) * up x)."""
         return self.linear(self.activate(kind, self.linear(x, gate), self.linear(x, up)), down)

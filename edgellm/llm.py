@@ -28,7 +28,7 @@ from edgellm.errors import RequestError
 from edgellm.memory import peak_bytes
 from edgellm.models.config import ModelConfig
 
-__all__ = ["LLM", "Completion", "Stream", "TokenEvent", "TokenLogprobs"]
+__all__ = ["LLM", "Completion", "Stream", "TokenEvent", "TokenLogprobs", "memory_budget"]
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,8 @@ class LLM:
     `ctx`: the most tokens one request may hold (None: the trained length, or what the memory budget allows).
     `memory`: bytes for weights, KV cache and scratch together (None: from the machine). `kv_type`: "f32", "f16" or
     "q8_0". `prompt_cache`: a file the prefix cache is loaded from now and saved to on close. `swap_space`: bytes of
-    disk for the cache of preempted requests. `template`: a chat template in place of the file's own.
+    disk for the cache of preempted requests. `partial`: keep only the weights that fit in memory and read the others
+    from the file for every token, instead of refusing. `template`: a chat template in place of the file's own.
     `progress(done, total, name)` hears of kernels that must be compiled.
 
     Raises ModelNotFound, GGUFError, UnsupportedModel, BackendUnavailable, MemoryBudgetError.
@@ -67,6 +68,7 @@ class LLM:
         max_waiting: int = 512,
         max_batch_tokens: int = 512,
         prefix_sharing: bool = True,
+        partial: bool = False,
     ):
         from edgellm.opening import Settings, open_engine
 
@@ -88,6 +90,7 @@ class LLM:
             prompt_cache=Path(prompt_cache) if prompt_cache is not None else None,
             template=template,
             progress=progress,
+            partial=partial,
         )
         opened = open_engine(path_or_name, settings)
         self.path: Path | None = opened.path
@@ -264,3 +267,12 @@ def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], (int, np.integer))):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def memory_budget(backend: str = "auto") -> int:
+    """Bytes that models may take together on this machine when nobody says how many: from its memory, and from the
+    limit of the backend's device where it has one."""
+    from edgellm.backends import memory_limit
+    from edgellm.memory import default_budget
+
+    return default_budget(limit=memory_limit(backend))

@@ -90,12 +90,12 @@ def machine_memory() -> tuple[int, int]:
     return total, available
 
 
-def default_budget(total: int | None = None, available: int | None = None) -> int:
+def default_budget(total: int | None = None, available: int | None = None, limit: int | None = None) -> int:
     """Budget when none was given: three quarters of the machine, and not more than is available now (a tenth of it
-    left free), so that nothing is pushed out to swap."""
+    left free), so that nothing is pushed out to swap; nor more than the device's own `limit`, where it has one."""
     if total is None or available is None:
         total, available = machine_memory()
-    return min(total * 3 // 4, available * 9 // 10)
+    return min(total * 3 // 4, available * 9 // 10, *([] if limit is None else [limit]))
 
 
 @dataclass(frozen=True)

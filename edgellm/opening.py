@@ -47,6 +47,8 @@ __all__ = ["ModelFile", "Opened", "Settings", "open_engine"]
 
 log = logging.getLogger(__name__)
 
+PARTIAL_CTX = 4096
+"""Context of a model whose weights do not all fit, unless one is given."""
 CONTEXTS = 8
 """Without a given budget the pool holds this many whole contexts at most: a small model need not fill the machine."""
 
@@ -63,6 +65,7 @@ class Settings:
     prompt_cache: Path | None = None
     template: str | None = None
     progress: Callable[[int, int, str], None] | None = None
+    partial: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,10 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
         backend = create(settings.backend, settings.threads, settings.progress)
         opened.callback(backend.close)
         # Now, so that all libraries are loaded and count as what the process holds already.
-        config, plan, pools, draft_pools = size_up(target, draft, settings.engine)
+        sized = size_up(target, draft, settings.engine, backend.memory_limit, settings.partial)
+        config, plan, pools, draft_pools = sized
+        if settings.partial:
+            backend.keep_weights(plan.weights_bytes)
         runner = _runner(target, backend, pools, config)
         swap = None
         if config.swap_space:
@@ -142,6 +148,7 @@ def _draft_model(
     target: ModelFile, draft: ModelFile, backend: Backend, pools: PoolSizes, config: EngineConfig
 ) -> DraftModel:
     vocab = min(target.config.vocab_size, draft.config.vocab_size)
+    backend.keep_weights(None)  # a draft is small, and worth nothing if it is slow
     runner = _runner(draft, backend, pools, config)
     return DraftModel(runner, draft.config, pools.blocks, config.block_size, config.ctx, vocab)
 
@@ -168,25 +175,45 @@ def find_file(path_or_name: str | os.PathLike[str]) -> Path:
     return resolve(path_or_name)
 
 
+def _budget(memory: int | None, limit: int | None) -> int:
+    """What was given, or what the machine allows; never more than the device holds."""
+    if memory is None or limit is None or memory <= limit:
+        return default_budget(limit=limit) if memory is None else memory
+    log.warning("the device holds at most %d bytes, so that is the memory budget, not %d", limit, memory)
+    return limit
+
+
+def _partial(plan: MemoryPlan, name: str) -> int:
+    """Bytes of weights that the budget leaves room for when not all fit."""
+    kept = max(0, plan.weights_bytes - max(0, plan.total_bytes - plan.budget_bytes))
+    if kept < plan.weights_bytes:
+        log.warning(
+            "%s: %d of %d bytes of weights fit the memory budget; the others are read from the file for every token",
+            *(name, kept, plan.weights_bytes),
+        )
+    return kept
+
+
 def size_up(
-    target: ModelFile, draft: ModelFile | None, config: EngineConfig
+    target: ModelFile, draft: ModelFile | None, config: EngineConfig, limit: int | None = None, partial: bool = False
 ) -> tuple[EngineConfig, MemoryPlan, PoolSizes, PoolSizes | None]:
-    """The context and the block pools that fit the budget. Raises MemoryBudgetError with the numbers."""
+    """The context and the block pools that fit the budget, which the device's `limit` caps. With `partial` the weights
+    get what the rest leaves; a context that was not given is then short. Raises MemoryBudgetError with the numbers."""
     model, name = target.config, target.path.name
-    budget = default_budget() if config.memory is None else config.memory
+    budget = _budget(config.memory, limit)
     draft_bytes = 0
     if draft:
         length = min(draft.config.context_length, config.ctx or model.context_length)
         draft_bytes = draft.gguf.nbytes + kv_bytes(draft.config, length, config.kv_type)
-    plan = make_plan(
-        model,
-        target.gguf.nbytes,
-        config.kv_type,
-        config.ctx or None,
-        budget,
-        draft_bytes,
-        runtime_bytes=runtime_bytes(),
-    )
+
+    def planned(weights: int, ctx: int | None) -> MemoryPlan:
+        held = runtime_bytes()
+        return make_plan(model, weights, config.kv_type, ctx, budget, draft_bytes, runtime_bytes=held)
+
+    plan = planned(target.gguf.nbytes, config.ctx or None)
+    if partial and not plan.fits:
+        ctx = config.ctx or min(model.context_length, PARTIAL_CTX)
+        plan = planned(_partial(planned(target.gguf.nbytes, ctx), name), ctx)
     check_budget(plan, name)
     ctx = plan.ctx
     if ctx > model.context_length:

@@ -105,7 +105,8 @@ class Attention:
 
     def __call__(self, x: Array, batch: Batch, kv: KVPages) -> Array:
         n = x.shape[0]
-        q, k, v = self.attn_q(x), self.attn_k(x), self.attn_v(x)
+        parts = (self.attn_q, self.attn_k, self.attn_v)
+        q, k, v = self.b.linears(x, [part.weight for part in parts], [part.bias for part in parts])
         if self.norm_over == "row":
             q, k = self.attn_q_norm(q), self.attn_k_norm(k)
         q = q.reshape(n, self.n_heads, self.k_dim)

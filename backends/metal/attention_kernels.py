@@ -12,6 +12,7 @@ import numpy as np
 from edgellm.backends.base import AttentionSpec, Batch
 from edgellm.backends.metal.kernels import kernel_text
 from edgellm.backends.metal.kv import MetalKV
+from edgellm.backends.metal.step import Step
 
 __all__ = ["MAX_QUERY_ROWS", "AttentionKernels"]
 
@@ -45,10 +46,10 @@ class AttentionKernels:
         """Whether this step's rows are few enough, and causal."""
         return spec.causal and int(np.diff(batch.seq_starts).max()) <= MAX_QUERY_ROWS
 
-    def __call__(self, q: mx.array, kv: MetalKV, batch: Batch, spec: AttentionSpec) -> mx.array:
+    def __call__(self, q: mx.array, kv: MetalKV, step: Step, spec: AttentionSpec) -> mx.array:
         """q (rows, n_heads, k_dim) -> (rows, n_heads, v_dim)."""
         rows, heads, _ = q.shape
-        shape = kv.spec
+        shape, batch = kv.spec, step.batch
         parts = -(-int(batch.context_lens.max()) // PARTITION)
         none = mx.zeros((1,), dtype=mx.float16)
         sums, stats = self._partial(
@@ -58,9 +59,9 @@ class AttentionKernels:
                 kv.v.values,
                 none if kv.k.scales is None else kv.k.scales,
                 none if kv.v.scales is None else kv.v.scales,
-                mx.array(batch.block_tables[shape.group]),
-                mx.array(batch.positions),
-                mx.array(np.repeat(np.arange(batch.n_seqs, dtype=np.int32), np.diff(batch.seq_starts))),
+                step.field(batch.block_tables[shape.group]),
+                step.field(batch.positions),
+                step.seqs,
                 mx.array([spec.scale, spec.softcap], dtype=mx.float32),
             ],
             template=[

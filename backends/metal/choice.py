@@ -1,8 +1,9 @@
-"""Which way to multiply, measured on the user's own chip and remembered: one row, few rows and prompts may differ.
+"""Which way to compute, measured on the user's own chip and remembered.
 
-Candidates: "kernel" (blocks read as they lie; for prompts: dequantised to half, then MLX's matmul) and "affine" (the
-weight repacked to MLX's format, `affine.py`). The first load of a shape times both; the answer goes to
-`<home>/metal/<chip>.json` and later loads read it. A damaged file is measured anew."""
+Weights: "kernel" (blocks read as they lie; for prompts: dequantised to half, then MLX's matmul) or "affine" (repacked
+to MLX's format, `affine.py`). Norms before products: "norm apart" or "norm inside" the product's kernel. The first use
+of a shape times both; the answer goes to `<home>/metal/<chip>.json` and later runs read it. A damaged file is measured
+anew."""
 
 from __future__ import annotations
 
@@ -10,37 +11,37 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CANDIDATES", "Choices"]
+__all__ = ["Choices"]
 
 log = logging.getLogger(__name__)
 
-CANDIDATES = ("kernel", "affine")
 REPEATS = 7
 MARGIN = 0.95
-"""A repacked copy must take less than this share of the kernel's time: it costs memory and load time."""
+"""The second candidate must take less than this share of the first one's time: the first costs less memory, or is the
+simpler one."""
 
 
 class Choices:
-    """Winners by (type, rows of the weight, row length), for one chip."""
+    """Winners by a key that names type and shape, for one chip."""
 
     def __init__(self, chip: str, folder: Path):
         name = re.sub(r"[^a-z0-9]+", "-", chip.lower()).strip("-") or "unknown"
         self.path = folder / f"{name}.json"
         self._winners = _read(self.path)
 
-    def winner(self, kind: str, n: int, k: int, measure: Callable[[str], float]) -> str:
-        """The candidate for weights of n rows of k. `measure(candidate)` gives the seconds of one product, or raises
-        where the device cannot run it; called only when the shape is new."""
-        key = f"{kind} {n}x{k}"
+    def winner(self, key: str, candidates: Sequence[str], measure: Callable[[str], float]) -> str:
+        """One of two candidates. `measure(candidate)` gives the seconds of one run, or raises where the device cannot
+        run it; called only when the key is new."""
         held = self._winners.get(key)
-        if held in CANDIDATES:
+        if held in candidates:
             return str(held)
-        times = {candidate: self._time(candidate, measure) for candidate in CANDIDATES}
-        best = "affine" if times["affine"] < MARGIN * times["kernel"] else "kernel"
+        times = {candidate: self._time(candidate, measure) for candidate in candidates}
+        first, second = candidates
+        best = second if times[second] < MARGIN * times[first] else first
         log.info("%s: %s (%s)", key, best, ", ".join(f"{c} {t * 1e6:.0f} us" for c, t in times.items()))
         self._winners[key] = best
         self._write()

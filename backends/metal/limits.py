@@ -1,7 +1,7 @@
 """What an Apple GPU may hold: limits from the device's own figures, so that a model never pushes a Mac into swap.
 
-macOS recommends a working set of about three quarters of the unified memory; `edgellm.memory.default_budget` keeps
-weights, cache and scratch below that, and this module tells MLX the same."""
+macOS recommends a working set of two thirds to three quarters of the unified memory. Budgets are capped by it
+(`edgellm.backends.memory_limit`), and MLX is told the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-__all__ = ["Limits", "apply_limits", "limits_of"]
+__all__ = ["Limits", "apply_limits", "device_info", "limits_of"]
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -19,27 +19,34 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes. `wired`: what MLX may keep resident; `cache`: freed buffers it may hold back for reuse."""
+    """Bytes; 0: the device does not say."""
 
     wired: int
+    """What MLX may keep resident, and so what models may take together."""
     cache: int
+    """Freed buffers MLX may hold back for reuse."""
+    buffer: int
+    """One allocation, so one tensor."""
+
+
+def device_info() -> Mapping[str, Any]:
+    """What MLX says about the GPU; empty without one."""
+    info: Mapping[str, Any] = mx.device_info() if mx.metal.is_available() else {}
+    return info
 
 
 def limits_of(info: Mapping[str, Any]) -> Limits:
-    """Limits for a device as `mx.device_info()` describes it (`memory_size`, `max_recommended_working_set_size`).
-
-    A device that names neither figure gets limits of 0: MLX's own defaults stay."""
+    """Limits of a device as `mx.device_info()` describes it. One that gives no figure keeps MLX's own defaults."""
     memory = int(info.get("memory_size", 0))
     working_set = int(info.get("max_recommended_working_set_size", 0)) or memory * 3 // 4
     # A step's buffers are the same every time: a small cache serves them, a large one would only hide memory use.
-    return Limits(wired=working_set, cache=min(2 * GIB, max(256 * MIB, memory // 32)) if memory else 0)
+    cache = min(2 * GIB, max(256 * MIB, memory // 32)) if memory else 0
+    return Limits(wired=working_set, cache=cache, buffer=int(info.get("max_buffer_length", 0)))
 
 
-def apply_limits(info: Mapping[str, Any]) -> Limits:
-    """Set MLX's limits for this process; returns what was set."""
-    limits = limits_of(info)
+def apply_limits(limits: Limits) -> None:
+    """Set MLX's limits for this process."""
     if limits.wired:
         mx.set_wired_limit(limits.wired)
     if limits.cache:
         mx.set_cache_limit(limits.cache)
-    return limits

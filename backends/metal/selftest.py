@@ -19,9 +19,10 @@ from edgellm.backends.metal.attention_ops import attention_ops
 from edgellm.backends.metal.dequant_ops import dequantize
 from edgellm.backends.metal.kernels import KERNEL_TYPES, MatmulKernels
 from edgellm.backends.metal.kv import MetalKV
+from edgellm.backends.metal.step import Step
 from edgellm.quants import QUANT_TABLE, GGMLType
 
-__all__ = ["Check", "check_kernels", "copy_bandwidth", "kernel_speeds"]
+__all__ = ["Check", "attention_case", "check_kernels", "copy_bandwidth", "kernel_speeds"]
 
 LIMIT = 1e-10
 """Normalised mean squared error allowed between a float32 kernel and its twin."""
@@ -78,8 +79,8 @@ def check_kernels(make: Callable[..., Any] | None = None) -> Iterator[Check]:
         yield _check(name, weights[0], kernels.dequantize_half, data[0], kind, 512, limit=HALF_LIMIT)
     attention = AttentionKernels(make)
     for kv_type in ("f32", "f16", "q8_0"):
-        q, kv, batch, spec = _attention_case(kv_type, rng)
-        yield _check(f"attention {kv_type}", attention_ops(q, kv, batch, spec), attention, q, kv, batch, spec)
+        q, kv, batch, spec = attention_case(kv_type, rng)
+        yield _check(f"attention {kv_type}", attention_ops(q, kv, batch, spec), attention, q, kv, Step(batch), spec)
 
 
 def _check(
@@ -93,7 +94,7 @@ def _check(
     return Check(name, float(((got - right) ** 2).mean() / (right**2).mean()), limit)
 
 
-def _attention_case(kv_type: str, rng: np.random.Generator) -> tuple[mx.array, MetalKV, Batch, AttentionSpec]:
+def attention_case(kv_type: str, rng: np.random.Generator) -> tuple[mx.array, MetalKV, Batch, AttentionSpec]:
     """Two sequences, one behind a partition border, windowed and soft-capped."""
     kv = MetalKV(KVSpec(2, 64, 64, kv_type, 32, 0), 24)
     for rows in (kv.k, kv.v):

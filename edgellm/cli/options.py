@@ -44,6 +44,7 @@ class ModelFlags:
     draft_max: int | None = None
     prompt_cache: str | None = None
     swap_space: int | None = None
+    partial: bool = False
 
     def given(self) -> dict[str, Any]:
         """The flags that differ from their defaults, by name."""
@@ -82,6 +83,9 @@ _ENGINE = [
     ),
     click.option("--draft-max", type=click.IntRange(1, 64), help="Most tokens guessed at once."),
     click.option("--prompt-cache", type=click.Path(dir_okay=False), help="Keep the computed prompt in this file."),
+    click.option(
+        "--partial", is_flag=True, help="Keep only the weights that fit in memory; read the others as needed."
+    ),
     click.option("--swap-space", type=Size(), help="Disk for the KV cache of paused requests."),
 ]
 

@@ -43,6 +43,10 @@ def plan(
     facts = _facts(model, insecure)
     draft_facts = _facts(draft, insecure) if draft else None
     bandwidth = None if machine else _own_bandwidth()
+    if machine is None and memory is None:
+        from edgellm.llm import memory_budget
+
+        memory = memory_budget()
     made = plans.make(facts, machine, ctx, kv_type, draft_facts, memory, bandwidth)
     table = list(machines.MACHINES.values())
     fitting = plans.machines_that_fit(facts, table, made.memory.ctx, kv_type)

@@ -21,9 +21,9 @@ def build_app(settings: ServerSettings, models: Sequence[str] = ()) -> Starlette
     Raises ModelNotFound for one that is not here.
     """
     from edgellm.hub.names import is_path
-    from edgellm.memory import default_budget
+    from edgellm.llm import memory_budget
 
     catalog = HubCatalog()
     first = [catalog.add_file(Path(model)) if is_path(model) else catalog.find_or_fetch(model) for model in models]
-    budget = settings.memory or default_budget()
+    budget = settings.memory or memory_budget(settings.backend)
     return create_app(settings, catalog, Loader(settings, budget), budget, preload=first)

@@ -16,12 +16,17 @@ from edgellm.backends.metal.attention_kernels import AttentionKernels  # noqa: E
 from edgellm.backends.metal.attention_ops import attention_ops  # noqa: E402
 from edgellm.backends.metal.kernels import KERNEL_TYPES, MatmulKernels  # noqa: E402
 from edgellm.backends.metal.kv import MetalKV  # noqa: E402
+from edgellm.backends.metal.products import Products  # noqa: E402
+from edgellm.backends.metal.step import Step  # noqa: E402
+from edgellm.backends.metal.weights import MetalWeight  # noqa: E402
 from edgellm.quants import QUANT_TABLE, GGMLType  # noqa: E402
 from tests.metal.blocks import dequantized, nmse, random_weights  # noqa: E402
+from tests.metal.cases import LENGTHS, check_product  # noqa: E402
 from tests.metal.harness import CpuKernel, check_spaces, maker  # noqa: E402
 
 SEED = 7
 TYPES = sorted(KERNEL_TYPES)
+by_type = pytest.mark.parametrize("kind", TYPES, ids=lambda t: t.name)
 
 
 def clean(made: list[CpuKernel]) -> None:
@@ -35,36 +40,68 @@ def block_k(kind: GGMLType) -> int:
     return max(256, QUANT_TABLE[kind].block_size)
 
 
-@pytest.mark.parametrize("kind", TYPES, ids=lambda t: t.name)
-def test_matvec_equals_dequantised_product(kind: GGMLType) -> None:
-    rng = np.random.default_rng(SEED)
+@by_type
+def test_product_equals_the_dequantised_one(kind: GGMLType) -> None:
     made: list[CpuKernel] = []
-    kernels = MatmulKernels(maker(made))
-    for k, n, m in ((256, 1, 1), (1280, 5, 3)):
-        raw = random_weights(kind, n, k, rng)
-        x = rng.standard_normal((m, k)).astype(np.float32)
-        y = np.array(kernels.matvec(mx.array(raw), kind, mx.array(x)))
-        assert nmse(y, x @ dequantized(raw, kind).T) < 1e-10, (k, n, m)
+    for k, n, m in ((256, 1, 1), (1280, 5, 3), (256, 5, 33)):
+        check_product(kind, k, n, m, made, seed=SEED)
     clean(made)
 
 
-@pytest.mark.parametrize("kind", TYPES, ids=lambda t: t.name)
+@pytest.mark.thorough
+@by_type
+def test_products_of_many_shapes_under_trace(kind: GGMLType) -> None:
+    """1 to 8 rows and 33, each at a row length drawn from 256 to 14336."""
+    rng = np.random.default_rng(SEED + int(kind))
+    made: list[CpuKernel] = []
+    for m in (1, 2, 3, 4, 5, 6, 7, 8, 33):
+        k = int(rng.choice(LENGTHS))
+        check_product(kind, k, int(rng.integers(1, 6)), m, made, seed=SEED, mode="trace")
+    clean(made)
+
+
+@pytest.mark.parametrize("kind", [GGMLType.Q4_K, GGMLType.Q6_K], ids=lambda t: t.name)
+def test_three_matrices_and_a_norm_in_one_launch(kind: GGMLType) -> None:
+    rng = np.random.default_rng(SEED)
+    made: list[CpuKernel] = []
+    raw = [random_weights(kind, n, 512, rng) for n in (5, 2, 3)]
+    x = rng.standard_normal((3, 512)).astype(np.float32)
+    gain = rng.standard_normal(512).astype(np.float32)
+    normed = x.astype(np.float64) / np.sqrt((x.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-3) * gain
+    kernels = MatmulKernels(maker(made, mode="trace"))
+    got = kernels.matvecs([mx.array(r) for r in raw], kind, mx.array(x), mx.array(gain), 1e-3)
+    for y, r in zip(got, raw, strict=True):
+        assert nmse(np.array(y), normed @ dequantized(r, kind).T) < 1e-10
+    clean(made)
+    assert len([k for k in made if k.code]) == 1
+
+
+def test_activations_beyond_half_survive_a_prompt() -> None:
+    rng = np.random.default_rng(SEED)
+    raw, x = random_weights(GGMLType.Q4_K, 3, 256, rng), rng.standard_normal((9, 256)).astype(np.float32)
+    x[4, 7] = 3e5
+    weight = MetalWeight("w", GGMLType.Q4_K, (3, 256), mx.array(raw))
+    (y,) = Products(MatmulKernels(maker()), None).linears(mx.array(x), [weight])
+    assert nmse(np.array(y), x @ dequantized(raw, GGMLType.Q4_K).T) < 1e-6
+
+
+@by_type
 def test_matvec_reads_each_byte_once_and_nothing_else(kind: GGMLType) -> None:
     rng = np.random.default_rng(SEED)
     made: list[CpuKernel] = []
-    n, m = 3, 2
+    n, m = 4, 2
     k = block_k(kind)
     raw = random_weights(kind, n, k, rng)
     x = rng.standard_normal((m, k)).astype(np.float32)
     MatmulKernels(maker(made, mode="trace")).matvec(mx.array(raw), kind, mx.array(x))
     assert not made[0].findings, made[0].findings
     info = QUANT_TABLE[kind]
-    reads = made[0].counts["w"].reshape(-1, info.type_size)
+    reads = made[0].counts["w0"].reshape(-1, info.type_size)
     assert reads.min() >= 1
     assert np.median(reads) == 1, "quants are read once; only scales are shared by lanes"
 
 
-@pytest.mark.parametrize("kind", TYPES, ids=lambda t: t.name)
+@by_type
 def test_dequantise_and_experts(kind: GGMLType) -> None:
     rng = np.random.default_rng(SEED)
     made: list[CpuKernel] = []
@@ -110,7 +147,7 @@ def test_paged_attention_equals_its_ops_twin(
     )
     q = mx.array(rng.standard_normal((3, heads * group, dim)).astype(np.float32))
     spec = AttentionSpec(scale=dim**-0.5, window=window, softcap=softcap)
-    got = AttentionKernels(maker(made, mode=mode))(q, kv, batch, spec)
+    got = AttentionKernels(maker(made, mode=mode))(q, kv, Step(batch), spec)
     assert nmse(np.array(got), np.array(attention_ops(q, kv, batch, spec))) < 1e-10
     assert not [f for kernel in made for f in kernel.findings]
 
@@ -129,5 +166,5 @@ def test_attention_sinks_take_probability() -> None:
     batch = Batch(one, one + 40, ends, one + 41, (table,), one, one)
     q = mx.array(rng.standard_normal((1, 2, 32)).astype(np.float32))
     spec = AttentionSpec(scale=0.2, sinks=Sinks)
-    got = np.array(AttentionKernels(maker())(q, kv, batch, spec))
+    got = np.array(AttentionKernels(maker())(q, kv, Step(batch), spec))
     assert nmse(got, np.array(attention_ops(q, kv, batch, spec))) < 1e-10

@@ -11,7 +11,7 @@ mx = pytest.importorskip("mlx.core", reason="MLX is not installed (pip install '
 if shutil.which("g++") is None:
     pytest.skip("g++ is not installed: the Metal text cannot be run on this CPU", allow_module_level=True)
 
-from edgellm.backends.metal.kernels import kernel_text  # noqa: E402
+from edgellm.backends.metal.kernels import MatmulKernels  # noqa: E402
 from edgellm.quants import GGMLType  # noqa: E402
 from tests.metal.blocks import random_weights  # noqa: E402
 from tests.metal.harness import BuildError, CpuKernel, maker  # noqa: E402
@@ -97,49 +97,45 @@ def test_a_missing_barrier_is_a_race(writer: int) -> None:
 
 # Mistakes in the shipped matvec text: (what to replace, replacement, finding or error expected).
 BUGS = {
-    "reads past the end of w": ("r < ROWS && row0 + r < uint(N); r++", "r < ROWS; r++", "out-of-bounds"),
-    "writes past the end of y": ("if (lane == 0 && row0 + r < uint(N))", "if (lane == 0)", "out-of-bounds"),
+    "reads past the end of w": ("min(uint(r), rows - 1)", "uint(r)", "out-of-bounds"),
+    "writes past the end of y": ("if (lane == 0 && row0 + uint(r) < n)", "if (lane == 0)", "out-of-bounds"),
     "sum without the odd lanes": (
-        "const float total = simd_sum(acc[r][m]);",
-        "float total = 0.0f;\n    if (lane % 2 == 0) total = simd_sum(acc[r][m]);",
+        "const float total = factor * simd_sum(acc[r * M + m]);",
+        "float total = 0.0f;\n    if (lane % 2 == 0) total = factor * simd_sum(acc[r * M + m]);",
         "values",
     ),
-    "sums never zeroed": ("acc[r][m] = 0.0f;", "(void)acc[r][m];", "values"),
-    "two simdgroups write one output": ("y[m * N + row0 + r] = total;", "y[m * N] = total;", "race"),
-    "double in the kernel": ("float acc[ROWS][M];", "double acc[ROWS][M];", "error"),
+    "sums never zeroed": ("acc[i] = 0.0f;", "(void)acc[i];", "values"),
+    "two simdgroups write one output": ("out[m * n + row0 + uint(r)] = total;", "out[m * n] = total;", "race"),
+    "double in the kernel": ("float acc[ROWS * M]", "double acc[ROWS * M]", "error"),
     "next block": ("block) * BYTES", "block + 1) * BYTES", "out-of-bounds"),
     "16 parts too many": ("p < uint(K) / 32", "p < uint(K) / 32 + 16", "out-of-bounds"),
+    "norm of another row": ("simd_sum(squares[m])", "simd_sum(squares[0])", "values"),
+    "q's rows for k": ("which == 1 ? unit - S0", "which == 1 ? unit", "out-of-bounds"),
 }
 
 
 @pytest.mark.parametrize("name", BUGS)
 def test_planted_bugs_are_found(name: str) -> None:
     old, new, expected = BUGS[name]
-    source = kernel_text("matvec")
-    assert source.count(old) == 1
     rng = np.random.default_rng(1)
-    raw, x = random_weights(GGMLType.Q4_K, 5, 2048, rng), rng.standard_normal((2, 2048)).astype(np.float32)
+    raw = [mx.array(random_weights(GGMLType.Q4_K, n, 2048, rng)) for n in (5, 3)]
+    x = mx.array(rng.standard_normal((2, 2048)).astype(np.float32))
     made: list[CpuKernel] = []
 
-    def run(text: str) -> np.ndarray:
-        header = kernel_text("types_q4_k")
-        kernel = maker(made, mode="trace")(
-            name="bug", input_names=["w", "x"], output_names=["y"], source=text, header=header
-        )
-        return np.array(
-            kernel(
-                inputs=[mx.array(raw.reshape(-1)), mx.array(x.reshape(-1))],
-                template=[("K", 2048), ("N", 5), ("M", 2), ("ROWS", 2)],
-                grid=(96, 1, 1),
-                threadgroup=(64, 1, 1),
-                output_shapes=[(2, 5)],
-                output_dtypes=[mx.float32],
-            )[0]
-        )
+    def run(old: str, new: str) -> np.ndarray:
+        def make(source: str, header: str, **arguments) -> CpuKernel:
+            assert old == new or (source + header).count(old) == 1
+            return maker(made, mode="trace")(
+                source=source.replace(old, new), header=header.replace(old, new), **arguments
+            )
 
-    right = run(source)
+        parts = MatmulKernels(make).matvecs(raw, GGMLType.Q4_K, x, mx.ones((2048,)), 1e-5)
+        return np.concatenate([np.array(part).ravel() for part in parts])
+
+    right = run("", "")
+    assert not made[-1].findings
     try:
-        wrong = run(source.replace(old, new))
+        wrong = run(old, new)
     except BuildError as error:
         assert expected == "error", error
         return

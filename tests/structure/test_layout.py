@@ -18,6 +18,8 @@ MAX_FUNCTION, MAX_KERNEL = 60, 120
 TABLES = {"backends/cpu/simd.py": 700, "backends/cpu/simd_dot.py": 600}
 """Longer because they are lists of small definitions, better read in one place."""
 PACKAGES = [name for name, path in package_modules().items() if path.name == "__init__.py"]
+DATA = {"edgellm.backends.metal.kernels": "backends/metal/kernels", "edgellm.server.ui": "edgellm/server/ui"}
+"""Folders without Python that are installed too; setuptools counts them as packages."""
 
 
 def _project() -> dict[str, Any]:
@@ -27,7 +29,8 @@ def _project() -> dict[str, Any]:
 
 
 def test_the_package_list_is_the_tree() -> None:
-    assert sorted(_project()["tool"]["setuptools"]["packages"]) == sorted(PACKAGES)
+    assert sorted(_project()["tool"]["setuptools"]["packages"]) == sorted([*PACKAGES, *DATA])
+    assert all(list((ROOT / folder).iterdir()) for folder in DATA.values())
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*.py"):
             assert (path.parent / "__init__.py").exists(), f"{path.parent} holds code and is no package"

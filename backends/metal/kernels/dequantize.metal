@@ -8,6 +8,8 @@ const uint row = p / (K / 32), block = p % (K / 32) / PARTS, part = p % PARTS;
 float weights[32];
 unpack(w + (ulong(row) * (K / BLOCK) + block) * BYTES, part, weights);
 device half* to = out + ulong(row) * K + block * BLOCK;
+#pragma unroll
 for (uint run = 0; run < RUNS; run++) {
+#pragma unroll
   for (uint i = 0; i < LENGTH; i++) to[run_start(part, run) + i] = half(weights[run * LENGTH + i]);
 }

@@ -1,40 +1,29 @@
-// y[m, n] = sum over k of W[n, k] x[m, k] for M = 1..8 rows of activations; each weight byte is read and unpacked
-// once and used for all M rows. W lies as GGUF blocks; the type's header gives BLOCK, BYTES, RUNS, unpack.
+// y[m, n] = sum over k of W[n, k] x[m, k] for M = 1..8 rows of activations, for one to three matrices of one type and
+// row length at once (q, k, v; gate, up). With NORM the rows of x are normed on the way: x[m] gain / rms(x[m]); every
+// simdgroup needs the whole of x, so it finds the mean square itself.
 //
-// Threads: a simdgroup owns ROWS rows of W; its 32 lanes take the parts (32 weights each) of a row in turn, so the
-// lanes together read a row's bytes in order. Registers: 32 weights + ROWS * M sums. No threadgroup memory, no barrier.
-// Template: K, N, M, ROWS. Grid: 32 * ceil(N / ROWS) threads; threadgroup: a multiple of 32.
-constexpr uint PARTS = BLOCK / 32;
-constexpr uint LENGTH = 32 / RUNS;
+// W lies as GGUF blocks; types_<type>.metal says how a part of 32 weights unpacks, rows.metal has the product and its
+// budget. Matrices that are not there have N = 0. y holds (M, N0), then (M, N1), then (M, N2).
+// Threads: a simdgroup owns ROWS rows of one matrix.
+// Template: K, M, N0, N1, N2, ROWS, NORM. Grid: 32 * (sum of ceil(N / ROWS)) threads; threadgroup: a multiple of 32.
+constexpr uint S0 = (N0 + ROWS - 1) / ROWS, S1 = (N1 + ROWS - 1) / ROWS;
 const uint lane = thread_index_in_simdgroup;
-const uint row0 = thread_position_in_grid.x / 32 * ROWS;
+const uint unit = thread_position_in_grid.x / 32;
+const uint which = unit < S0 ? 0u : unit < S0 + S1 ? 1u : 2u;
+const uint n = which == 0 ? uint(N0) : which == 1 ? uint(N1) : uint(N2);
+const uint row0 = ROWS * (which == 0 ? unit : which == 1 ? unit - S0 : unit - S0 - S1);
+const device uchar* matrix = which == 0 ? w0 : which == 1 ? w1 : w2;
+device float* out = y + M * (which == 0 ? 0u : which == 1 ? uint(N0) : uint(N0) + uint(N1));
 
-float acc[ROWS][M];
-for (uint r = 0; r < ROWS; r++) {
-  for (uint m = 0; m < M; m++) acc[r][m] = 0.0f;
-}
-for (uint p = lane; p < uint(K) / 32; p += 32) {
-  const uint block = p / PARTS, part = p % PARTS;
-  for (uint r = 0; r < ROWS && row0 + r < uint(N); r++) {
-    float weights[32];
-    unpack(w + (ulong(row0 + r) * (K / BLOCK) + block) * BYTES, part, weights);
-    for (uint m = 0; m < M; m++) {
-      const device float* xm = x + m * K + block * BLOCK;
-      float sum = 0.0f;
-      for (uint run = 0; run < RUNS; run++) {
-        const device float4* xr = (const device float4*)(xm + run_start(part, run));
-        for (uint i = 0; i < LENGTH / 4; i++) {
-          const thread float* wr = weights + run * LENGTH + 4 * i;
-          sum += dot(float4(wr[0], wr[1], wr[2], wr[3]), xr[i]);
-        }
-      }
-      acc[r][m] += sum;
-    }
-  }
-}
-for (uint r = 0; r < ROWS; r++) {
-  for (uint m = 0; m < M; m++) {
-    const float total = simd_sum(acc[r][m]);
-    if (lane == 0 && row0 + r < uint(N)) y[m * N + row0 + r] = total;
+float acc[ROWS * M], squares[M];
+for (int i = 0; i < ROWS * M; i++) acc[i] = 0.0f;
+for (int m = 0; m < M; m++) squares[m] = 0.0f;
+const device uchar* first = matrix + ulong(row0) * (K / BLOCK) * BYTES;
+multiply<K, M, ROWS, NORM>(first, n - row0, x, gain, lane, acc, squares);
+for (int m = 0; m < M; m++) {
+  const float factor = NORM ? precise::rsqrt(simd_sum(squares[m]) / float(K) + eps[0]) : 1.0f;
+  for (int r = 0; r < ROWS; r++) {
+    const float total = factor * simd_sum(acc[r * M + m]);
+    if (lane == 0 && row0 + uint(r) < n) out[m * n + row0 + uint(r)] = total;
   }
 }

@@ -4,8 +4,10 @@ constant constexpr uint BYTES = 64;
 constant constexpr uint RUNS = 1;
 inline uint run_start(uint part, uint run) { return 0; }
 inline void unpack(const device uchar* block, uint part, thread float* w) {
+#pragma unroll
   for (uint j = 0; j < 4; j++) {
     const uint4 v = *(const device uint4*)(block + 16 * j);
+#pragma unroll
     for (uint i = 0; i < 4; i++) {
       w[8 * j + 2 * i] = as_type<float>(v[i] << 16);
       w[8 * j + 2 * i + 1] = as_type<float>(v[i] & 0xffff0000u);

@@ -10,6 +10,7 @@ inline uint run_start(uint part, uint run) { return 0; }
 inline void unpack(const device uchar* block, uint part, thread float* w) {
   const device ushort* p = (const device ushort*)block;
   const float d = float(as_type<half>(p[0]));
+#pragma unroll
   for (uint i = 0; i < 8; i++) {
     const uint q = p[1 + i];
     w[2 * i] = d * LEVELS[q & 15u];

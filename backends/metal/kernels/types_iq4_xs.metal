@@ -13,8 +13,10 @@ inline void unpack(const device uchar* block, uint part, thread float* w) {
   const uint low = (head.y >> (4 * part)) & 15u, high = (head.x >> (16 + 2 * part)) & 3u;
   const float d = float(as_type<half2>(head.x).x) * (float(low | (high << 4)) - 32.0f);
   const device uint2* p = (const device uint2*)(block + 8 + 16 * part);
+#pragma unroll
   for (uint j = 0; j < 2; j++) {
     const uint2 q = p[j];
+#pragma unroll
     for (uint i = 0; i < 8; i++) {
       const uint byte = q[i / 4] >> (8 * (i % 4));
       w[8 * j + i] = d * LEVELS[byte & 15u];

@@ -9,6 +9,7 @@ inline uint run_start(uint part, uint run) { return 0; }
 inline void unpack(const device uchar* block, uint part, thread float* w) {
   const uint e = block[0];
   const float d = as_type<float>(e < 2u ? 0x00200000u << e : (e - 1u) << 23);
+#pragma unroll
   for (uint i = 0; i < 16; i++) {
     const uint q = block[1 + i];
     w[i] = d * VALUES[q & 15u];

@@ -9,9 +9,11 @@ inline void unpack(const device uchar* block, uint part, thread float* w) {
   const device uint* p = (const device uint*)block;
   const float2 d = float2(as_type<half2>(p[20]));
   const uint q0 = p[4 + 2 * part], q1 = p[5 + 2 * part];
+#pragma unroll
   for (uint run = 0; run < 4; run++) {
     const uint sm = block[run_start(part, run) / 16];
     const float scale = d.x * float(sm & 15u), low = d.y * float(sm >> 4);
+#pragma unroll
     for (uint i = 0; i < 8; i++) {
       const uint q = (i < 4 ? q0 : q1) >> (8 * (i % 4) + 2 * run);
       w[8 * run + i] = scale * float(q & 3u) - low;

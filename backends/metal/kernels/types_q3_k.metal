@@ -18,9 +18,11 @@ inline void unpack(const device uchar* block, uint part, thread float* w) {
   const float d = float(as_type<half>(*(const device ushort*)(block + 108)));
   const uint high = load4(block + 4 * part);
   const uint q0 = load4(block + 32 + 4 * part), q1 = load4(block + 64 + 4 * part);
+#pragma unroll
   for (uint run = 0; run < 8; run++) {
     const float scale = d * q3_scale(block + 96, 2 * run + part / 4);
     const uint q = (run < 4 ? q0 : q1) >> (2 * (run % 4));
+#pragma unroll
     for (uint i = 0; i < 4; i++) {
       const float value = float((q >> (8 * i)) & 3u);
       w[4 * run + i] = scale * (((high >> (8 * i + run)) & 1u) != 0u ? value : value - 4.0f);

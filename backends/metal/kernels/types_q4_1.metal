@@ -7,8 +7,10 @@ inline uint run_start(uint part, uint run) { return 0; }
 inline void unpack(const device uchar* block, uint part, thread float* w) {
   const device uint* p = (const device uint*)block;
   const float2 dm = float2(as_type<half2>(p[0]));
+#pragma unroll
   for (uint j = 0; j < 4; j++) {
     const uint q = p[1 + j];
+#pragma unroll
     for (uint i = 0; i < 4; i++) {
       w[4 * j + i] = dm.x * float((q >> (8 * i)) & 15u) + dm.y;
       w[4 * j + i + 16] = dm.x * float((q >> (8 * i + 4)) & 15u) + dm.y;

@@ -8,8 +8,10 @@ inline void unpack(const device uchar* block, uint part, thread float* w) {
   const device ushort* p = (const device ushort*)block;
   const float d = float(as_type<half>(p[0]));
   const uint high = uint(p[1]) | (uint(p[2]) << 16);
+#pragma unroll
   for (uint j = 0; j < 8; j++) {
     const uint q = p[3 + j];
+#pragma unroll
     for (uint i = 0; i < 2; i++) {
       const uint low = q >> (8 * i), at = 2 * j + i;
       w[at] = d * (float((low & 15u) | (((high >> at) & 1u) << 4)) - 16.0f);

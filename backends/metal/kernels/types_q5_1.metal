@@ -9,8 +9,10 @@ inline void unpack(const device uchar* block, uint part, thread float* w) {
   const uint2 head = p[0];
   const float2 dm = float2(as_type<half2>(head.x));
   const uint high = head.y;
+#pragma unroll
   for (uint j = 0; j < 2; j++) {
     const uint2 q = p[1 + j];
+#pragma unroll
     for (uint i = 0; i < 8; i++) {
       const uint low = q[i / 4] >> (8 * (i % 4)), at = 8 * j + i;
       w[at] = dm.x * float((low & 15u) | (((high >> at) & 1u) << 4)) + dm.y;

@@ -12,9 +12,12 @@ inline void unpack(const device uchar* block, uint part, thread float* w) {
   const device char* scales = (const device char*)(block + 192);
   const float d = float(as_type<half>(*(const device ushort*)(block + 208)));
   float scale[4];
+#pragma unroll
   for (uint run = 0; run < 4; run++) scale[run] = d * float(scales[run_start(part, run) / 16]);
+#pragma unroll
   for (uint i = 0; i < 4; i++) {
     const uint a = low[i], b = low[i + 16], h = high[i];
+#pragma unroll
     for (uint j = 0; j < 2; j++) {
       const uint la = (a >> (8 * j)) & 255u, lb = (b >> (8 * j)) & 255u, hh = h >> (8 * j);
       const uint at = 2 * i + j;

@@ -7,6 +7,7 @@ inline uint run_start(uint part, uint run) { return 0; }
 inline void unpack(const device uchar* block, uint part, thread float* w) {
   const device ushort* p = (const device ushort*)block;
   const float d = float(as_type<half>(p[0]));
+#pragma unroll
   for (uint i = 0; i < 16; i++) {
     const char2 q = as_type<char2>(p[1 + i]);
     w[2 * i] = d * float(q.x);

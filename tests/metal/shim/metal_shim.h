@@ -63,6 +63,7 @@ struct swizzle {
   vec(const vec&) = default;                                                    \
   vec(const volatile vec& v) { for (int i = 0; i < size; i++) e[i] = v.e[i]; }  \
   vec& operator=(const vec&) = default;                                         \
+  vec& operator=(const volatile vec& v) { return *this = vec(v); }              \
   void operator=(const vec& v) volatile { for (int i = 0; i < size; i++) e[i] = v.e[i]; } \
   volatile T& operator[](int i) volatile { return e[i]; }                       \
   T operator[](int i) const volatile { return e[i]; }

@@ -1,0 +1,125 @@
+"""Products of activations and weights: which of the device's ways each one takes.
+
+Few rows: our matvec kernels, weights of one type and one input in one launch, an RMS norm of the input folded in.
+Prompts: weights dequantised to half by our kernel, then MLX's matmul. Where `choice.py` measured MLX's affine format
+faster, that. Without a Metal device, and for row lengths no kernel takes: dequantised weights in plain ops."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+
+import mlx.core as mx
+
+from edgellm.backends.base import GGMLType
+from edgellm.backends.metal.affine import AFFINE_TYPES, affine_product, to_affine
+from edgellm.backends.metal.choice import Choices
+from edgellm.backends.metal.kernels import MATRICES, MAX_ROWS, MatmulKernels
+from edgellm.backends.metal.normed import Normed, plain
+from edgellm.backends.metal.weights import DenseCache, MetalWeight
+
+__all__ = ["Products"]
+
+DENSE_LIMIT = 4 << 30
+"""Bytes of dequantised weights kept where no kernel reads the blocks as they lie."""
+
+
+class Products:
+    """`kernels` None: plain ops. `choices` None: nothing is measured, our kernels are taken."""
+
+    def __init__(self, kernels: MatmulKernels | None, choices: Choices | None):
+        self._kernels, self._choices = kernels, choices
+        self.dense = DenseCache(DENSE_LIMIT)
+
+    def choose_format(self, weight: MetalWeight) -> None:
+        """Repack a new weight where that is faster. Tables that rows are read from keep their blocks."""
+        table = len(weight.shape) != 2 or "embd" in weight.name
+        if self._choices is None or weight.data is None or weight.kind not in AFFINE_TYPES or table:
+            return
+        n, k = weight.shape
+        x = mx.ones((1, k), dtype=mx.float32)
+        packed = to_affine(weight.data, weight.kind)
+        mx.eval(x, *packed[:3])
+        ways: dict[str, Callable[[], mx.array]] = {
+            "kernel": lambda: self._matrix(x, weight),
+            "affine": lambda: affine_product(x, packed),
+        }
+        if (
+            self._choices.winner(f"{weight.kind.name} {n}x{k}", tuple(ways), lambda way: _seconds(ways[way]))
+            == "affine"
+        ):
+            weight.repack(packed)
+
+    def linears(self, x: mx.array | Normed, weights: Sequence[MetalWeight]) -> Iterator[mx.array]:
+        """x (n, k) times each weight (m, k) transposed, float32 (n, m)."""
+        for kind, members in groupby(weights, key=lambda weight: self._kernel_kind(x, weight)):
+            group = list(members)
+            if kind is None:
+                yield from (self._product(plain(x), weight) for weight in group)
+                continue
+            for at in range(0, len(group), MATRICES):
+                yield from self._matvecs(x, kind, [w.device for w in group[at : at + MATRICES]])
+
+    def experts(self, x: mx.array, weight: MetalWeight, ids: mx.array) -> mx.array:
+        """x (n, k) or (n, n_used, k), weight (n_experts, m, k), ids (n, n_used) -> (n, n_used, m)."""
+        if self._kernels is not None and self._kernels.fits(weight.kind, x.shape[-1]):
+            return _settled(self._kernels.expert_matvec(weight.device, weight.kind, x, ids), weight)
+        rows = x[:, None, None, :] if x.ndim == 2 else x[:, :, None, :]
+        y = mx.gather_mm(rows, self.dense.get(weight).swapaxes(-1, -2), rhs_indices=ids).squeeze(-2)
+        return _settled(y, weight)
+
+    def _kernel_kind(self, x: mx.array | Normed, weight: MetalWeight) -> GGMLType | None:
+        """The type of a weight that may share a launch with its neighbours of the same type, else None."""
+        if self._kernels is None or x.shape[0] > MAX_ROWS or weight.data is None:
+            return None
+        return weight.kind if self._kernels.fits(weight.kind, x.shape[-1]) else None
+
+    def _matvecs(self, x: mx.array | Normed, kind: GGMLType, matrices: list[mx.array]) -> list[mx.array]:
+        assert self._kernels is not None
+        if isinstance(x, Normed) and self._folds(x, kind, matrices):
+            return self._kernels.matvecs(matrices, kind, x.x, x.gain, x.eps)
+        return self._kernels.matvecs(matrices, kind, plain(x))
+
+    def _folds(self, x: Normed, kind: GGMLType, matrices: list[mx.array]) -> bool:
+        """Whether products of this shape are faster with the norm inside."""
+        if self._choices is None:
+            return True
+        kernels = self._kernels
+        assert kernels is not None
+        n, (m, k) = sum(int(w.shape[0]) for w in matrices), x.shape
+        rows, gain = mx.ones((m, k), dtype=mx.float32), mx.ones((k,), dtype=mx.float32)
+        ways: dict[str, Callable[[], list[mx.array]]] = {
+            "norm apart": lambda: kernels.matvecs(matrices, kind, mx.fast.rms_norm(rows, gain, x.eps)),
+            "norm inside": lambda: kernels.matvecs(matrices, kind, rows, gain, x.eps),
+        }
+        key = f"norm {kind.name} {m} rows {n}x{k}"
+        return self._choices.winner(key, tuple(ways), lambda way: _seconds(ways[way])) == "norm inside"
+
+    def _product(self, x: mx.array, weight: MetalWeight) -> mx.array:
+        return _settled(self._matrix(x, weight), weight)
+
+    def _matrix(self, x: mx.array, weight: MetalWeight) -> mx.array:
+        if weight.affine is not None:
+            return affine_product(x, weight.affine)
+        if self._kernels is None or not self._kernels.fits(weight.kind, x.shape[-1]):
+            return x @ self.dense.get(weight).T
+        if x.shape[0] <= MAX_ROWS:
+            return self._kernels.matvec(weight.device, weight.kind, x)
+        half = self._kernels.dequantize_half(weight.device, weight.kind, x.shape[-1])
+        # Some models' activations pass the 65504 of a half: rows are scaled to 1 on the way in.
+        size = mx.maximum(mx.max(mx.abs(x), axis=-1, keepdims=True), 1e-30)
+        return ((x / size).astype(mx.float16) @ half.T).astype(mx.float32) * size
+
+
+def _settled(y: mx.array, weight: MetalWeight) -> mx.array:
+    """The product, computed now when its weight was copied for it: that copy must go before the next is made."""
+    if weight.mapped is not None:
+        mx.eval(y)
+    return y
+
+
+def _seconds(run: Callable[[], mx.array | list[mx.array]]) -> float:
+    started = time.perf_counter()
+    mx.eval(run())
+    return time.perf_counter() - started

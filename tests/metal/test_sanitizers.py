@@ -1,0 +1,36 @@
+"""Every kernel under AddressSanitizer and UBSan, in a process that starts with them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mlx.core", reason="MLX is not installed (pip install 'edgellm[mlx]')")
+if shutil.which("g++") is None:
+    pytest.skip("g++ is not installed: the Metal text cannot be run on this CPU", allow_module_level=True)
+
+from tests.metal.harness import sanitizer_environment
+
+ROOT = Path(__file__).parents[2]
+
+
+def sanitized(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.metal.sanitized", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=sanitizer_environment(), capture_output=True, text=True)
+
+
+@pytest.mark.thorough
+def test_no_finding_under_the_address_sanitizer() -> None:
+    run = sanitized()
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout.count("ok") == 15 + 3
+
+
+def test_the_sanitizer_sees_a_read_past_the_end() -> None:
+    run = sanitized("--planted")
+    assert run.returncode != 0
+    assert "heap-buffer-overflow" in run.stderr
