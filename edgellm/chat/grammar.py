@@ -70,7 +70,7 @@ class TokenGrammar:
             return mask
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
-            raise GrammarError(f"the grammar failed: {_first_line(self._matcher.get_error())}")
+            raise GrammarError(f"the grammar failed: {_one_line(self._matcher.get_error())}")
         n = min(vocab_size, self._compiler.vocab_size)
         mask = np.unpackbits(bits, count=n, bitorder="little").view(np.bool_)
         if n < vocab_size:  # rows of the output matrix without a token
@@ -156,7 +156,7 @@ class GrammarCompiler:
         try:
             grammar = any_to_lark(text)
         except Exception as error:  # the converter raises several kinds for bad input
-            raise GrammarError(f"the grammar does not parse: {_first_line(str(error))}") from error
+            raise GrammarError(f"the grammar does not parse: {_one_line(str(error))}") from error
         if lead is not None:
             grammar = re.sub(r"(?m)^start\b", "body", grammar.replace("%llguidance {}", ""))
             return self._compile(grammar + "\n", lead, "grammar")
@@ -191,7 +191,7 @@ class GrammarCompiler:
             library = self._library
         base = LLMatcher(library, grammar, log_level=0)
         if base.is_error():
-            raise GrammarError(f"the {what} does not compile: {_first_line(base.get_error())}")
+            raise GrammarError(f"the {what} does not compile: {_one_line(base.get_error())}")
         return lambda: TokenGrammar(base.deep_copy(), self, json_behind)
 
     @cached_property
@@ -231,5 +231,7 @@ def _plain(value: Any) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {}
 
 
-def _first_line(text: str) -> str:
-    return text.strip().split("\n")[0][:300]
+def _one_line(text: str) -> str:
+    """A message of the library, whose reason may stand in its last line, in one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= 400 else f"{line[:280]} ... {line[-110:]}"

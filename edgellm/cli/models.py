@@ -93,7 +93,7 @@ def _remove(name: str, own: Any) -> None:
     web = names.parse_web_file(name)
     wanted = web.name if web else names.parse_name(name)
     if own.existing(wanted) is None:
-        model = store.find(name, own)
+        model = store.find(name, own, to_run=False)
         if model.origin != "edgellm":
             with_what = f"ollama rm {model.name}" if model.origin == "ollama" else "hf cache rm"
             raise StoreError(f"{model.name} lies in {model.origin}'s store; remove it there ({with_what})")
@@ -111,7 +111,7 @@ def cp(source: str, target: str) -> None:
     from edgellm.hub import names, store
 
     own = store.Store()
-    model = store.find(source, own)
+    model = store.find(source, own, to_run=False)
     if model.origin != "edgellm":
         raise StoreError(
             f"{model.name} lies in {model.origin}'s store; take it into edgellm's with a Modelfile: "

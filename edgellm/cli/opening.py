@@ -77,7 +77,7 @@ def clean_text(text: str) -> str:
 
 
 def read_stdin() -> str:
-    """All of stdin, byte for byte: no newline is translated or dropped. Bytes that are not UTF-8 become U+FFFD, with a
+    """All of stdin: no newline is translated or dropped. Bytes that are not UTF-8 become U+FFFD, with a
     note that says so."""
     data = sys.stdin.buffer.read()
     try:

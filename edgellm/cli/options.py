@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -29,6 +30,17 @@ class Size(click.ParamType):  # type: ignore[type-arg]
         if not match:
             self.fail(f"{value!r} is not a size such as 800M or 8G", param, ctx)
         return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+
+
+class Finite(click.FloatRange):
+    """A number within bounds that is neither NaN nor infinite."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number, or wrong usage."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
 
 
 @dataclass(frozen=True)
@@ -90,12 +102,12 @@ _ENGINE = [
 ]
 
 _SAMPLING = [
-    click.option("--temperature", type=float, help="0: always the likeliest token. Default 0.8."),
+    click.option("--temperature", type=Finite(0), help="0: always the likeliest token. Default 0.8."),
     click.option("--top-k", type=int, help="Default 40; 0: off."),
-    click.option("--top-p", type=float, help="Default 0.9; 1: off."),
-    click.option("--min-p", type=float, help="Default 0: off."),
+    click.option("--top-p", type=Finite(0, 1), help="Default 0.9; 1: off."),
+    click.option("--min-p", type=Finite(0, 1), help="Default 0: off."),
     click.option("--seed", type=int, help="Default: a fresh one each time."),
-    click.option("-n", "--max-tokens", type=int, help="Default -1: to the end token or the context."),
+    click.option("-n", "--max-tokens", type=click.IntRange(-2), help="Default -1: to the end token or the context."),
 ]
 
 

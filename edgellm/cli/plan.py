@@ -49,13 +49,14 @@ def plan(
         memory = memory_budget()
     made = plans.make(facts, machine, ctx, kv_type, draft_facts, memory, bandwidth)
     table = list(machines.MACHINES.values())
-    fitting = plans.machines_that_fit(facts, table, made.memory.ctx, kv_type)
+    fitting = plans.machines_that_fit(facts, table, made.memory.ctx, kv_type, draft_facts, memory)
     if as_json:
         click.echo(json.dumps({"model": facts.name, **made.as_json(), "machines": fitting}))
         return
     _print(facts, made)
     where = "every machine of the table" if len(fitting) == len(table) else ", ".join(fitting) or "none of the table"
-    click.echo(f"with {made.memory.ctx} tokens it fits: {where}")
+    within = f" within {size_text(memory)}" if memory else ""
+    click.echo(f"with {made.memory.ctx} tokens it fits{within}: {where}")
 
 
 def _facts(model: str, insecure: bool) -> ModelFacts:

@@ -19,7 +19,11 @@ __all__ = ["tokenize"]
 @click.option("--bos/--no-bos", default=None, help="Put the begin token in front. Default: as the model says.")
 @json_option
 def tokenize(model: str, text: str | None, special: bool, bos: bool | None, as_json: bool) -> None:
-    """Print the token ids of TEXT (default: stdin, byte for byte), one per line with the token as stored."""
+    """Print the token ids of TEXT, one per line with the token as stored.
+
+    Without TEXT: of stdin as it is, line ends and the last newline included. Bytes that are not UTF-8 are read as
+    U+FFFD, and a note says so.
+    """
     from edgellm import tokenizer
 
     tok = tokenizer.from_gguf(model_path(model))

@@ -62,7 +62,7 @@ def create(
     say("writing manifest")
     models = [layer for layer in layers if layer.media_type == mf.MODEL]
     config = store.add_bytes(mf.CONFIG, config_bytes([store.blob_path(m.digest) for m in models], models[0].name))
-    made = store.get(store.write(name, mf.make_manifest(layers, config, f"created from {modelfile.source}")))
+    made = store.get(store.write(name, mf.make_manifest(layers, config, made_from=modelfile.source)))
     if made is None:
         raise ModelNotFound(f"{name} was removed while it was made")
     return made

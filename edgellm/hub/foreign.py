@@ -80,7 +80,12 @@ def _readable(folder: Path) -> bool:
 
 def _ollama_names(store: Path) -> Iterator[tuple[Name, Path]]:
     for kind in ("manifests", "manifests-v2"):
-        for name, path in scan_manifests(store / kind):
+        try:
+            found = list(scan_manifests(store / kind))
+        except StoreError as error:
+            _log.warning("%s", error)
+            continue
+        for name, path in found:
             host = {"ollama.com": "registry.ollama.ai", "huggingface.co": HF_HOST}.get(name.host, name.host)
             yield Name(host, name.namespace, name.model, name.tag), path
 

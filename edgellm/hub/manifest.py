@@ -21,6 +21,8 @@ GO_TEMPLATE, OLD_GO_TEMPLATE = _OLLAMA + "template", _OLLAMA + "prompt"
 JINJA_TEMPLATE = "application/vnd.edgellm.image.template.jinja"
 MOST_LAYERS = 2000
 LARGEST_MANIFEST = 4 << 20
+_SOURCE = "edgellm.source"
+_CREATED = "created from "
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+ -]{0,254}\Z")
 
@@ -68,6 +70,15 @@ class Manifest:
         """Layers, then the config."""
         return (*self.layers, self.config) if self.config else self.layers
 
+    @property
+    def made_from(self) -> str:
+        """What `edgellm create` made the model from; empty for a model that was pulled."""
+        if _CREATED.encode() not in self.raw:
+            return ""
+        annotations = json.loads(self.raw).get("annotations")
+        source = annotations.get(_SOURCE) if isinstance(annotations, dict) else None
+        return source[len(_CREATED) :] if isinstance(source, str) and source.startswith(_CREATED) else ""
+
     def of_type(self, *media_types: str) -> list[Layer]:
         """Layers of these media types, in order."""
         return [layer for layer in self.layers if layer.media_type in media_types]
@@ -107,12 +118,12 @@ def sha256_bytes(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def make_manifest(layers: list[Layer], config: Layer, source: str = "") -> Manifest:
-    """A manifest of our own; `source`: where the model came from, for people who read the file."""
+def make_manifest(layers: list[Layer], config: Layer, source: str = "", made_from: str = "") -> Manifest:
+    """A manifest of our own. `source`: where the model was pulled from; `made_from`: what it was created from."""
     data: dict[str, Any] = {"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "config": config.as_json()}
     data["layers"] = [layer.as_json() for layer in layers]
-    if source:
-        data["annotations"] = {"edgellm.source": source}
+    if source or made_from:
+        data["annotations"] = {_SOURCE: source or _CREATED + made_from}
     raw = json.dumps(data, indent=1).encode()
     return Manifest(raw, tuple(layers), config)
 

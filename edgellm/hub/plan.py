@@ -179,9 +179,22 @@ def verdict(facts: ModelFacts, plan: Plan) -> str:
     return f"{facts.name} does not fit {plan.machine}: {lacking:.2f} GB too much for {m.budget_bytes / 1e9:.2f} GB"
 
 
-def machines_that_fit(facts: ModelFacts, machines: Sequence[Machine], ctx: int | None, kv_type: str) -> list[str]:
-    """Names of the machines on which the model fits at `ctx` tokens."""
-    return [m.name for m in machines if make(facts, m, ctx, kv_type).memory.fits]
+def machines_that_fit(
+    facts: ModelFacts,
+    machines: Sequence[Machine],
+    ctx: int | None,
+    kv_type: str,
+    draft: ModelFacts | None = None,
+    budget: int | None = None,
+) -> list[str]:
+    """Names of the machines on which the model fits at `ctx` tokens, within `budget` where that is less than what the
+    machine allows."""
+
+    def fits(machine: Machine) -> bool:
+        room = machine.budget if budget is None else min(budget, machine.budget)
+        return make(facts, machine, ctx, kv_type, draft, room).memory.fits
+
+    return [machine.name for machine in machines if fits(machine)]
 
 
 def _facts(name: str, metadata: Mapping[str, Any], tensors: tuple[TensorInfo, ...]) -> ModelFacts:

@@ -21,8 +21,8 @@ from edgellm.hub.download import download
 from edgellm.hub.fetch import Fetcher, RateLimit
 from edgellm.hub.journal import Partial
 from edgellm.hub.manifest import Layer, Manifest
-from edgellm.hub.names import is_path, parse_name, parse_web_file
-from edgellm.hub.sources import RemoteFile, RemoteModel, find_remote
+from edgellm.hub.names import parse_name, parse_web_file
+from edgellm.hub.sources import RemoteFile, RemoteModel, check_source, find_remote
 from edgellm.hub.store import Store, StoredModel
 from edgellm.hub.web import Web
 
@@ -57,12 +57,11 @@ def pull(
 
     Events: `{"status": "pulling manifest"}`, `{"status": "pulling <12 hex>", "digest", "total", "completed"}`,
     `{"status": "verifying sha256 digest"}`, `{"status": "writing manifest"}`, `{"status": "success"}`. Raises
-    PullError, StoreError, ModelNotFound; after any of them, and after Ctrl-C or `stop`, the next call goes on where it
-    was.
+    RequestError, PullError, StoreError, ModelNotFound; after any of them, and after Ctrl-C or `stop`, the next call
+    goes on where it was.
     """
     store, options = store or Store(), options or PullOptions()
-    if is_path(text):
-        raise PullError(f"{text} is a path: a model file runs where it lies (edgellm run {text})")
+    check_source(text, options.insecure)
     on_event({"status": "pulling manifest"})
     if parse_web_file(text) is None and parse_name(text).folded == parse_name("demo").folded:
         model = demo.fetch(store, lambda line: on_event({"status": line}))

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from edgellm.errors import PullError
-from edgellm.hub.web import Location, Unreachable, connection_error, is_local, origin, proxied, shown
+from edgellm.hub.web import Location, Unreachable, connection_error, is_local, origin, place, proxied, shown
 
 __all__ = ["RangeAnswer", "Ranges", "Stalled"]
 
@@ -108,7 +108,7 @@ class Ranges:
                 raise
             self._connections()[key] = connection
             return connection, response
-        raise Unreachable(f"cannot reach {key[1]}")
+        raise Unreachable(f"cannot reach {place(location.url)}")
 
     def _connect(self, location: Location) -> http.client.HTTPConnection:
         scheme, host, port = origin(location.url)
@@ -121,7 +121,7 @@ class Ranges:
         try:
             connection.connect()
         except TimeoutError:
-            raise Unreachable(f"{host} does not answer (timed out)") from None
+            raise Unreachable(f"{place(location.url)} does not answer (timed out)") from None
         connection.sock.settimeout(self._timeout)
         if not location.local and is_local(connection.sock.getpeername()[0]):
             connection.close()  # the name leads elsewhere than when it was looked up

@@ -14,14 +14,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urljoin, urlsplit
 
-from edgellm.errors import PullError, UnsupportedModel
+from edgellm.errors import ModelNotFound, PullError, RequestError, UnsupportedModel
 from edgellm.hub import manifest as mf
 from edgellm.hub.choice import choose_files
 from edgellm.hub.manifest import Layer, Manifest
-from edgellm.hub.names import DEFAULT_HOST, Name, WebFile, parse_name, parse_web_file
-from edgellm.hub.web import Answer, Location, Web, origin, shown
+from edgellm.hub.names import DEFAULT_HOST, Name, WebFile, is_path, parse_name, parse_web_file
+from edgellm.hub.web import Answer, Location, Web, is_local, origin, shown
 
-__all__ = ["RemoteFile", "RemoteModel", "find_remote"]
+__all__ = ["NotThere", "RemoteFile", "RemoteModel", "check_source", "find_remote"]
+
+
+class NotThere(PullError):
+    """The source was asked and has no such model, or shows it to nobody without a right to it."""
+
+    http_status = 404
 
 
 @dataclass(frozen=True)
@@ -48,8 +54,23 @@ class RemoteModel:
         return [file for file in self.files if file.layer.media_type == mf.MODEL]
 
 
+def check_source(text: str, insecure: bool = False) -> None:
+    """Raises what can be said about the name of a model to pull before any server is asked: RequestError for what is
+    no name or not encrypted, ModelNotFound for Ollama's cloud models, which have no weights to bring."""
+    if is_path(text):
+        raise RequestError(f"{text} is a path: a model file runs where it lies (edgellm run {text})")
+    file = parse_web_file(text)
+    name = file.name if file else parse_name(text)
+    if file is None and (name.tag.lower() == "cloud" or name.tag.lower().endswith("-cloud")):
+        raise ModelNotFound(f"{name} runs on Ollama's servers only: there is nothing to pull")
+    if name.insecure and not insecure and not (file and _is_loopback(name.host)):
+        where = shown(file.url) if file else f"http://{name.host}"
+        raise RequestError(f"{where} is not encrypted; add --insecure if you trust the network to it")
+
+
 def find_remote(web: Web, text: str) -> RemoteModel:
-    """Asks the source that `text` names what it has. Raises PullError or ModelNotFound."""
+    """Asks the source that `text` names what it has. Raises what `check_source` raises, PullError or ModelNotFound."""
+    check_source(text, web.insecure)
     file = parse_web_file(text)
     if file is not None:
         return _from_hub(web, file.name, file) if not file.url else _from_url(web, file)
@@ -61,8 +82,6 @@ class _Registry:
     """The registry protocol of Ollama (and of any OCI registry that holds such manifests)."""
 
     def __init__(self, web: Web, name: Name):
-        if name.insecure and not web.insecure:
-            raise PullError(f"http://{name.host} is not encrypted; add --insecure if you trust the network to it")
         self.web, self.name = web, name
         scheme = "http" if web.insecure and (name.insecure or _is_loopback(name.host)) else "https"
         given = os.environ.get("EDGELLM_REGISTRY", "").rstrip("/") if name.host == DEFAULT_HOST else ""
@@ -76,7 +95,7 @@ class _Registry:
         answer = self._authorised(lambda headers: self.web.read(url, {**headers, "Accept": mf.MANIFEST_TYPE}))
         assert isinstance(answer, Answer)
         if answer.status == 404:
-            raise PullError(f"pull model manifest: file does not exist ({self.name} is not at {origin(url)[1]})")
+            raise NotThere(f"pull model manifest: file does not exist ({self.name} is not at {origin(url)[1]})")
         if answer.status != 200:
             raise PullError(f"pull model manifest: {answer.reason()}")
         manifest = Manifest.parse(answer.body, str(self.name))
@@ -96,7 +115,7 @@ class _Registry:
             self._token = self._get_token(answer)
             answer = ask(self._headers())
             if isinstance(answer, Answer) and answer.status == 401:
-                raise PullError(f"{self.name} is private or does not exist (unauthorized: access denied)")
+                raise NotThere(f"{self.name} is private or does not exist (unauthorized: access denied)")
         return answer
 
     def _headers(self) -> dict[str, str]:
@@ -106,14 +125,15 @@ class _Registry:
         told = answer.headers.get("www-authenticate", "")
         fields = dict(re.findall(r'(\w+)="([^"]*)"', told)) if told.lower().startswith("bearer ") else {}
         realm = urljoin(answer.url, fields.get("realm", ""))
-        if not fields.get("realm") or origin(realm)[1] != origin(self.base)[1]:
-            raise PullError(f"{self.name} is private or does not exist (unauthorized: access denied)")
+        here, there = origin(self.base), origin(realm)
+        if not fields.get("realm") or there[1] != here[1] or (there[0] != here[0] and there[0] != "https"):
+            raise NotThere(f"{self.name} is private or does not exist (unauthorized: access denied)")
         query = [("service", fields.get("service", ""))] + [("scope", s) for s in fields.get("scope", "").split()]
         reply = self.web.read(f"{realm}?{urlencode([q for q in query if q[1]])}")
         data = reply.json() if reply.status == 200 else None
         token = data.get("token") or data.get("access_token") if isinstance(data, dict) else None
         if not isinstance(token, str) or not re.match(r"[\x21-\x7e]{1,16384}\Z", token):
-            raise PullError(f"{self.name} is private or does not exist (unauthorized: access denied)")
+            raise NotThere(f"{self.name} is private or does not exist (unauthorized: access denied)")
         return token
 
 
@@ -122,6 +142,10 @@ def _from_hub(web: Web, name: Name, file: WebFile | None) -> RemoteModel:
         raise PullError(f"HF_HUB_OFFLINE is set, so {name} is not fetched; unset it to pull")
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
     token = _hub_token()
+    if token and origin(endpoint)[0] == "http" and not web.insecure and not is_local(origin(endpoint)[1]):
+        raise PullError(
+            f"HF_ENDPOINT {shown(endpoint)} is not encrypted: HF_TOKEN is not sent there without --insecure"
+        )
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     repo = f"{name.namespace}/{name.model}"
     revision = file.revision if file else "main"
@@ -177,12 +201,12 @@ def _hub_error(answer: Answer, repo: str, endpoint: str, has_token: bool) -> Pul
         then = "then run this again" if has_token else "then set HF_TOKEN to a token of that account"
         return PullError(f"hf.co/{repo} is gated: open {page}, accept its terms with your account, {then}")
     if code == "RevisionNotFound":
-        return PullError(f"hf.co/{repo} has no such revision ({answer.reason()})")
+        return NotThere(f"hf.co/{repo} has no such revision ({answer.reason()})")
     if code == "EntryNotFound":
-        return PullError(f"hf.co/{repo} has no such file ({answer.reason()})")
+        return NotThere(f"hf.co/{repo} has no such file ({answer.reason()})")
     if code == "RepoNotFound" or answer.status in (401, 404):
         rest = "HF_TOKEN has no access to it" if has_token else "it is private: then set HF_TOKEN"
-        return PullError(f"hf.co/{repo} does not exist, or {rest}")
+        return NotThere(f"hf.co/{repo} does not exist, or {rest}")
     if answer.status == 429:
         return PullError(f"{origin(endpoint)[1]} limits requests ({answer.reason()}); wait, or set HF_TOKEN")
     return PullError(f"{origin(endpoint)[1]} answers {answer.reason()}")
@@ -209,8 +233,6 @@ def _clean_token(text: str) -> str:
 
 
 def _from_url(web: Web, file: WebFile) -> RemoteModel:
-    if file.name.insecure and not web.insecure and not _is_loopback(file.name.host):
-        raise PullError(f"{shown(file.url)} is not encrypted; add --insecure if you trust the network to it")
     found = web.locate(file.url)
     if isinstance(found, Answer):
         raise PullError(f"{shown(file.url)} answers {found.reason()}")

@@ -123,17 +123,17 @@ class Store:
             raise UnsupportedModel(f"{name} holds no GGUF file; get it in GGUF form (see hf.co)")
         for layer in layers:
             if not self.has_blob(layer):
-                raise StoreError(f"the data of {name} is missing or cut: run `edgellm pull {name}`")
+                raise StoreError(f"the data of {name} is missing or cut: {bring_back(name, manifest)}")
         if len(layers) == 1:
             return self.blob_path(layers[0].digest)
-        return self._link_shards(manifest, layers)
+        return self._link_shards(manifest, layers, name)
 
     def write(self, name: Name, manifest: Manifest) -> Name:
         """Makes `name` point at a manifest whose blobs are all here; gives the name in its stored spelling."""
         with self.lock():
             missing = [layer for layer in manifest.blobs if not self.has_blob(layer)]
             if missing:
-                raise StoreError(f"a blob of {name} is gone ({missing[0].digest}): pull it again")
+                raise StoreError(f"a blob of {name} is gone ({missing[0].digest}): {bring_back(name, manifest)}")
             known = self.existing(name) or name
             old = self.manifest(known)
             if old is None or old.raw != manifest.raw:
@@ -162,7 +162,7 @@ class Store:
         """Gives a model a second name; no data is copied."""
         manifest = self.manifest(source)
         if manifest is None:
-            raise not_found(str(source))
+            raise not_found(str(source), to_run=False)
         return self.write(target, manifest)
 
     def remove(self, name: Name) -> None:
@@ -170,7 +170,7 @@ class Store:
         with self.lock():
             known = self.existing(name)
             if known is None:
-                raise not_found(str(name))
+                raise not_found(str(name), to_run=False)
             path = self._manifest_path(known)
             try:
                 manifest = read_manifest(path, known)
@@ -207,11 +207,11 @@ class Store:
             if blob.digest not in used:
                 self.blob_path(blob.digest).unlink(missing_ok=True)
 
-    def _link_shards(self, manifest: Manifest, layers: list[Layer]) -> Path:
+    def _link_shards(self, manifest: Manifest, layers: list[Layer], name: Name) -> Path:
         folder = self.root / "split" / manifest.digest
         names = [layer.name for layer in layers]
         if not all(names) or len(set(names)) != len(names):
-            raise StoreError("a split model's manifest does not name its files: pull it again")
+            raise StoreError(f"{name}: the manifest does not name its files: {bring_back(name, manifest)}")
         try:
             for layer in layers:
                 link = folder / layer.name
@@ -227,6 +227,12 @@ class Store:
 
 def scan_manifests(folder: Path) -> Iterator[tuple[Name, Path]]:
     """Names and manifest files, exactly four levels deep; oddly named files are passed over."""
+    try:
+        os.listdir(folder)  # glob says nothing of a folder that it may not read
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StoreError(f"the model store {folder} cannot be read: {error.strerror}") from None
     for path in sorted(folder.glob("*/*/*/*")):
         try:
             host, namespace, model, tag = path.parts[-4:]
@@ -258,7 +264,7 @@ def describe(
     """What a manifest and its small blobs say."""
 
     def texts(*types: str) -> list[str]:
-        return [_read_text(blob_path(layer.digest), layer, name) for layer in manifest.of_type(*types)]
+        return [_read_text(blob_path(layer.digest), layer, name, manifest) for layer in manifest.of_type(*types)]
 
     def text(*types: str) -> str | None:
         return next(iter(texts(*types)), None)
@@ -270,7 +276,7 @@ def describe(
             except (ValueError, RecursionError):
                 value = None
             if not isinstance(value, wanted):
-                raise StoreError(f"{name}: its {kind.rpartition('.')[2]} blob is damaged: pull it again")
+                raise StoreError(f"{name}: its {kind.rpartition('.')[2]} blob is damaged: {bring_back(name, manifest)}")
             return value
         return wanted()
 
@@ -293,25 +299,35 @@ def describe(
     )
 
 
-def _read_text(path: Path, layer: Layer, name: Name) -> str:
+def _read_text(path: Path, layer: Layer, name: Name, manifest: Manifest) -> str:
     if layer.size > _LARGEST_TEXT:
         raise StoreError(f"{name}: its {layer.media_type} blob has {layer.size} bytes, too many for a text")
     try:
         return path.read_bytes().decode("utf-8", "replace")
     except OSError:
-        raise StoreError(f"a blob of {name} is missing: run `edgellm pull {name}`") from None
+        raise StoreError(f"a blob of {name} is missing: {bring_back(name, manifest)}") from None
 
 
-def not_found(text: str) -> ModelNotFound:
-    """The error for a name that is nowhere here, with the command that would bring it."""
-    return ModelNotFound(f"no model named {ascii(text)[1:-1][:200]} is here; get it with: edgellm pull {text[:200]}")
+def bring_back(name: Name, manifest: Manifest) -> str:
+    """What to do where a model's data is gone or damaged: what was created here, no server has."""
+    if manifest.made_from:
+        return (
+            f"it was created here from {ascii(manifest.made_from)[1:-1][:200]}, so no pull brings it: create it again"
+        )
+    return f"run `edgellm pull {name}`"
 
 
-def find(text: str, store: Store | None = None) -> StoredModel:
+def not_found(text: str, to_run: bool = True) -> ModelNotFound:
+    """The error for a name that is nowhere here: with the command that would bring it, where it is needed `to_run`."""
+    then = f"get it with: edgellm pull {text[:200]}" if to_run else "`edgellm list` shows what is"
+    return ModelNotFound(f"no model named {ascii(text)[1:-1][:200]} is here; {then}")
+
+
+def find(text: str, store: Store | None = None, to_run: bool = True) -> StoredModel:
     """The stored model that `text` names, in our store, Ollama's or the Hugging Face cache; never a path.
 
-    Raises ModelNotFound, or RequestError for what can be no name. A tag that was left out means `latest`, and for a
-    repository of the hub the only tag that is stored.
+    Raises ModelNotFound (see `not_found`), or RequestError for what can be no name. A tag that was left out means
+    `latest`, and for a repository of the hub the only tag that is stored.
     """
     from edgellm.hub import foreign
 
@@ -324,7 +340,7 @@ def find(text: str, store: Store | None = None) -> StoredModel:
         model = store.get(tags[0]) if len(tags) == 1 else None
     model = model or foreign.find(name)
     if model is None:
-        raise not_found(text)
+        raise not_found(text, to_run)
     if model.has_adapter:
         raise UnsupportedModel(f"{name} needs a LoRA adapter, which edgellm cannot apply; use a merged model")
     return model

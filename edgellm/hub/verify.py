@@ -66,7 +66,7 @@ def verify(
     if is_path(text):
         report, path = Report(text), st.resolve(text, store)
     else:
-        model = st.find(text, store)
+        model = st.find(text, store, to_run=False)
         report, path = Report(str(model.name)), model.path
         manifest = store.manifest(model.name) if model.origin == "edgellm" else None
         blobs = manifest.blobs if manifest else _named_by_digest(path)
@@ -77,7 +77,7 @@ def verify(
             if f"sha256:{found}" != layer.digest:
                 report.problems.append(f"{layer.digest[:19]}... is damaged: its sha256 is {found}")
                 if manifest:
-                    _set_aside(store, layer, report)
+                    _set_aside(store, layer, report, st.bring_back(model.name, manifest))
     if not report.problems:
         _check_tensors(path, scan, report)
     return report
@@ -105,8 +105,9 @@ def _hash(path: Path, report: Report, total: int, progress: Callable[[int, int],
     return digest.hexdigest()
 
 
-def _set_aside(store: Store, layer: Layer, report: Report) -> None:
-    """Moves a damaged blob to the downloads, marked as wrong, with the digests its parts have now."""
+def _set_aside(store: Store, layer: Layer, report: Report, then: str) -> None:
+    """Moves a damaged blob to the downloads, marked as wrong, with the digests its parts have now. `then`: what the
+    user does next."""
     key = layer.digest.replace(":", "-")
     blob = store.blob_path(layer.digest)
     try:
@@ -119,7 +120,7 @@ def _set_aside(store: Store, layer: Layer, report: Report) -> None:
     partial.note([(part, part_digest(partial.read(part))) for part in parts])
     partial.mark_bad(True)
     partial.close()
-    report.problems.append(f"it was set aside; run `edgellm pull {report.name}` to repair it")
+    report.problems.append(f"it was set aside; to repair it: {then}")
 
 
 def _check_tensors(path: Path, scan: bool, report: Report) -> None:

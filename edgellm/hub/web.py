@@ -21,7 +21,18 @@ import httpx
 
 from edgellm.errors import PullError
 
-__all__ = ["Answer", "Location", "Unreachable", "Web", "connection_error", "is_local", "origin", "proxied", "shown"]
+__all__ = [
+    "Answer",
+    "Location",
+    "Unreachable",
+    "Web",
+    "connection_error",
+    "is_local",
+    "origin",
+    "place",
+    "proxied",
+    "shown",
+]
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_HOPS = 8
@@ -55,6 +66,12 @@ def origin(url: str) -> tuple[str, str, int]:
     except ValueError:
         raise PullError(f"{shown(url)} has no valid port") from None
     return parts.scheme.lower(), (parts.hostname or "").lower(), port
+
+
+def place(url: str) -> str:
+    """Host for a message, with its port where that is not the usual one."""
+    scheme, host, port = origin(url)
+    return host if port == (443 if scheme == "https" else 80) else f"{host}:{port}"
 
 
 def shown(url: str) -> str:
@@ -195,7 +212,7 @@ class Answer:
 
 def connection_error(url: str, error: Exception) -> Unreachable:
     """What to say when no answer came."""
-    host = origin(url)[1]
+    host = place(url)
     if isinstance(error, (httpx.TimeoutException, TimeoutError)):
         return Unreachable(f"{host} does not answer (timed out)")
     proxy = " (through the proxy of the environment)" if proxied(url) else ""

@@ -55,7 +55,7 @@ async def responses(request: Request) -> Response:
     body = parse(ResponsesBody, await read_json(request))
     _need_model(body.model)
     job = responses_job(body)
-    frames = ResponseFrames(job, body.instructions, body.tools)
+    frames = ResponseFrames(job, body.instructions, body.tools, body.text.format if body.text else None)
     return await answer(request, job, frames, stream=bool(body.stream))
 
 

@@ -17,11 +17,18 @@ class ResponseFrames:
 
     media_type = SSE
 
-    def __init__(self, job: Job, instructions: str | None = None, tools: list[dict[str, Any]] | None = None):
+    def __init__(
+        self,
+        job: Job,
+        instructions: str | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        text_format: dict[str, Any] | None = None,
+    ):
         self.job = job
         self.id = new_id("resp_")
         self.created = int(time.time())
         self.instructions = instructions
+        self.text_format = text_format or {"type": "text"}
         self.tools = tools or []
         self.output: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
@@ -156,8 +163,6 @@ class ResponseFrames:
         """The response object; `finish` None while it runs."""
         job = self.job
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        schema = job.format.value if job.format is not None else None
-        text_format = {"type": "json_schema", "name": "answer", "schema": schema} if schema else {"type": "text"}
         return {
             "id": self.id,
             "object": "response",
@@ -174,7 +179,7 @@ class ResponseFrames:
             "tool_choice": _choice(job.tool_choice),
             "truncation": "disabled",
             "parallel_tool_calls": True,
-            "text": {"format": text_format},
+            "text": {"format": self.text_format},
             "top_p": job.sampling.get("top_p", 1.0),
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,

@@ -63,9 +63,9 @@ def host_allowed(host: str, own_name: str) -> bool:
 
 
 def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] if host.count(":") == 1 else host
+    """`host` as it is where what stands behind its last colon is no port: then no name matches it."""
+    match = re.fullmatch(r"\[([^\]]*)\](:\d*)?|([^:]*)(:\d*)?", host)
+    return (match[1] or match[3] or "") if match else host
 
 
 class Guard:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -22,6 +23,7 @@ from edgellm.hub import pull as hub_pull
 from edgellm.hub.disk import make_folder
 from edgellm.hub.manifest import MODEL, Layer, valid_digest
 from edgellm.hub.modelfile import Modelfile
+from edgellm.hub.sources import NotThere, check_source
 from edgellm.hub.store import Store
 from edgellm.server.body import Wire, parse, read_json
 from edgellm.server.catalog import ModelRecord
@@ -61,7 +63,7 @@ class CreateBody(Wire):
     model: str | None = None
     name: str | None = None
     stream: bool | None = None
-    from_: str | None = None
+    from_: str | None = Field(None, alias="from")
     files: dict[str, str] | None = None
     adapters: dict[str, str] | None = None
     quantize: str | None = None
@@ -80,13 +82,18 @@ async def pull(request: Request) -> Response:
         raise RequestError("model is required")
     state: ServerState = request.app.state.server
     options = hub_pull.PullOptions(insecure=bool(body.insecure))
+    try:
+        check_source(name, options.insecure)
+    except RequestError as error:
+        raise RequestError(str(error).replace("add --insecure", 'send "insecure": true')) from None
 
     def work(tell: Callable[[dict[str, Any]], None], stop: threading.Event) -> None:
         try:
             hub_pull.pull(name, state.catalog.store, options, tell, stop)
-        except ModelNotFound as error:
-            _log.warning("pull of %r: %s", name, error)
-            raise ModelNotFound("pull model manifest: file does not exist") from None
+        except NotThere:
+            raise
+        except ModelNotFound as error:  # a repository without a file for the tag: its message lists what there is
+            raise ModelNotFound(f"pull model manifest: {error}") from None
         except PullError as error:
             raise SourceFailed(str(error)) from None
 
@@ -95,8 +102,7 @@ async def pull(request: Request) -> Response:
 
 async def create(request: Request) -> Response:
     """POST /api/create."""
-    value = await read_json(request)
-    body = parse(CreateBody, {**value, "from_": value.get("from")})
+    body = parse(CreateBody, await read_json(request))
     name = body.model or body.name
     if not name:
         raise RequestError("model is required")

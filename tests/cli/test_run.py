@@ -110,11 +110,13 @@ def test_a_prompt_too_long_is_an_error_with_both_numbers(model: Path, edgellm: P
     assert re.search(rb"edgellm: .*\b3\d\d tokens.*\b256\b", done.stderr) and done.stderr.count(b"\n") == 1
 
 
-@pytest.mark.parametrize("flag", [["--temperature", "-1"], ["--top-p", "2"], ["-n", "-5"]])
-def test_a_sampling_value_out_of_range_is_one_line(model: Path, flag: list[str], edgellm: Program) -> None:
+@pytest.mark.parametrize(
+    "flag", [["--temperature", "-1"], ["--temperature", "nan"], ["--top-p", "2"], ["-n", "-5"], ["--ctx", "0"]]
+)
+def test_a_value_out_of_range_is_wrong_usage(model: Path, flag: list[str], edgellm: Program) -> None:
     done = edgellm("run", model, "Hi", *flag, "--backend", "reference")
-    assert done.returncode == 1
-    assert done.stderr.count(b"\n") == 1 and b"must" in done.stderr
+    assert done.returncode == 2 and done.stdout == b""
+    assert flag[0].encode() in done.stderr and b"Traceback" not in done.stderr
 
 
 def test_a_model_without_a_template_says_what_is_used_instead(tmp_path: Path, edgellm: Program, caplog) -> None:

@@ -87,6 +87,7 @@ def test_plan_of_a_file_and_of_a_remote_model(hub: Path, store: Store, capsys: p
     assert {*wanted.split(), "fits", "max_ctx", "tok_s_ceiling"} <= plans[0].keys() and plans[0]["fits"] is True
     out, _ = says(capsys, 0, "plan", str(hub), "--memory", "1M", "--machine", "m1-8gb")
     assert "does not fit m1-8gb" in out and "instead: " in out
+    assert "it fits within 1.0 MB: none of the table" in out
     _, err = says(capsys, 1, "plan", str(hub), "--machine", "abacus")
     assert "no machine named 'abacus'" in err and err.count("\n") == 1
 

@@ -13,7 +13,15 @@ from typing import Any
 
 import pytest
 
-from edgellm.errors import CancelledError, EdgeLLMError, PullError, StoreError, UnsupportedModel
+from edgellm.errors import (
+    CancelledError,
+    EdgeLLMError,
+    ModelNotFound,
+    PullError,
+    RequestError,
+    StoreError,
+    UnsupportedModel,
+)
 from edgellm.hub import pull as pull_module
 from edgellm.hub.journal import Partial
 from edgellm.hub.manifest import MODEL
@@ -355,14 +363,16 @@ def test_errors_of_the_hub(origin: Origin, store: Store, monkeypatch: pytest.Mon
 def test_errors_of_a_registry(origin: Origin, store: Store) -> None:
     with pytest.raises(PullError, match="pull model manifest: file does not exist"):
         pull(f"http://127.0.0.1:{origin.port}/library/none", store, QUICK)
-    with pytest.raises(PullError, match="--insecure"):
+    with pytest.raises(RequestError, match="--insecure"):
         pull(f"http://127.0.0.1:{origin.port}/library/none", store)
-    with pytest.raises(PullError, match="--insecure"):
+    with pytest.raises(RequestError, match="--insecure"):
         pull("http://example.com/x.gguf", store)
-    with pytest.raises(PullError, match="cannot reach"):
+    with pytest.raises(PullError, match=r"cannot reach 127\.0\.0\.1:9: "):
         pull("http://127.0.0.1:9/library/none", store, QUICK)
-    with pytest.raises(PullError, match="runs where it lies"):
+    with pytest.raises(RequestError, match="runs where it lies"):
         pull("/tmp/x.gguf", store)
+    with pytest.raises(ModelNotFound, match="Ollama's servers"):
+        pull("gpt-oss:120b-cloud", store)
     origin.handle(lambda r: Reply(200, b'{"layers": []}') if "empty" in r.path else None)
     with pytest.raises(UnsupportedModel):
         pull(f"http://127.0.0.1:{origin.port}/library/empty", store, QUICK)

@@ -11,7 +11,9 @@ import pytest
 
 from edgellm.errors import EdgeLLMError, ModelNotFound, PullError, RequestError, StoreError, UnsupportedModel
 from edgellm.hub import manifest as mf
+from edgellm.hub.create import create
 from edgellm.hub.manifest import Manifest
+from edgellm.hub.modelfile import Modelfile
 from edgellm.hub.names import parse_name
 from edgellm.hub.pull import PullOptions, pull
 from edgellm.hub.store import Store, find, list_models, resolve
@@ -76,6 +78,36 @@ def test_missing_data_is_said(store: Store, model: Path) -> None:
     os.truncate(resolve("a", store), 10)
     with pytest.raises(StoreError, match="edgellm pull a"):
         find("a", store)
+
+
+def test_missing_data_of_a_created_model_is_not_to_be_pulled(store: Store, model: Path) -> None:
+    create("mine", Modelfile(str(model)), Path("/"), store)
+    path = resolve("mine", store)
+    with open(path, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([byte[0] ^ 1]))
+    first, second = verify("mine", store).problems
+    assert "damaged" in first and f"created here from {model}" in second and "edgellm pull" not in second
+    with pytest.raises(StoreError, match=r"missing or cut: it was created here .* create it again"):
+        find("mine", store)
+    create("mine", Modelfile(str(model)), Path("/"), store)
+    assert verify("mine", store).problems == []
+
+
+def test_a_store_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "manifests").write_text("a file where a folder should be")
+    with pytest.raises(StoreError, match="cannot be read"):
+        Store(tmp_path).models()
+
+
+def test_names_that_are_not_here(store: Store) -> None:
+    with pytest.raises(ModelNotFound, match="edgellm pull nosuch"):
+        find("nosuch", store)
+    for work in (lambda: verify("nosuch", store), lambda: store.remove(parse_name("nosuch"))):
+        with pytest.raises(ModelNotFound, match=r"no model named nosuch.* is here; `edgellm list`"):
+            work()
 
 
 def test_resolve_paths_and_unknown_names(store: Store, model: Path, tmp_path: Path) -> None:

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from edgellm.hub import manifest as mf
 from tests.server.live import Live
 from tests.server.model_store import live_store, own_home, store_model
+from tests.support.hubs import serve_registry
+from tests.support.origin import Origin, Reply
 from tests.support.tiny import CHATML, tiny_gguf
 
 
@@ -26,6 +29,12 @@ def server(folder: Path) -> Iterator[Live]:
         store_model(store, "tiny", tiny_gguf(folder / "tiny.gguf", context_length=64))
         with live_store(store) as running:
             yield running
+
+
+@pytest.fixture
+def origin() -> Iterator[Origin]:
+    with Origin() as made:
+        yield made
 
 
 def lines(reply: Any) -> list[dict[str, Any]]:
@@ -114,23 +123,43 @@ def test_create_reads_no_path_that_a_client_names(server: Live, source: str) -> 
     assert reply.status_code in (400, 404) and "root:" not in reply.text
 
 
-def test_pull_of_an_unknown_name(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgellm.errors import ModelNotFound, PullError
-    from edgellm.hub import pull as hub_pull
+def test_pull_of_a_name_that_the_registry_does_not_have(server: Live, origin: Origin) -> None:
+    body = {"model": f"127.0.0.1:{origin.port}/library/nope", "insecure": True}
+    first, last = lines(server.client.post("/api/pull", json=body))
+    assert first == {"status": "pulling manifest"}
+    assert last["error"].startswith("pull model manifest: file does not exist")
+    reply = server.client.post("/api/pull", json={**body, "stream": False})
+    assert reply.status_code == 404 and reply.json()["error"] == last["error"]
 
-    def missing(name: str, store: Any, options: Any, tell: Any, stop: Any) -> None:
-        tell({"status": "pulling manifest"})
-        raise ModelNotFound(f"{name} is not there")
 
-    monkeypatch.setattr(hub_pull, "pull", missing)
-    first, last = lines(server.client.post("/api/pull", json={"model": "nope"}))
-    assert (first, last) == ({"status": "pulling manifest"}, {"error": "pull model manifest: file does not exist"})
-    assert server.client.post("/api/pull", json={"model": "nope", "stream": False}).status_code == 404
-    assert server.client.post("/api/pull", json={}).status_code == 400
+def test_pull_from_a_registry_that_fails(server: Live, origin: Origin) -> None:
+    origin.handle(lambda request: Reply(500, b"out of order"))
+    body = {"model": f"127.0.0.1:{origin.port}/library/m", "insecure": True, "stream": False}
+    reply = server.client.post("/api/pull", json=body)
+    assert reply.status_code == 424 and "out of order" in reply.json()["error"]
 
-    def broken(*_: Any) -> None:
-        raise PullError("the registry answered 500")
 
-    monkeypatch.setattr(hub_pull, "pull", broken)
-    reply = server.client.post("/api/pull", json={"model": "x", "stream": False})
-    assert (reply.status_code, reply.json()) == (424, {"error": "the registry answered 500"})
+def test_pull_brings_a_model(server: Live, origin: Origin, tmp_path: Path) -> None:
+    serve_registry(origin, "library/m", [(mf.MODEL, tiny_gguf(tmp_path / "m.gguf", context_length=48))])
+    name = f"127.0.0.1:{origin.port}/library/m"
+    found = lines(server.client.post("/api/pull", json={"model": name, "insecure": True}))
+    assert found[0] == {"status": "pulling manifest"} and found[-1] == {"status": "success"}
+    assert f"{name}:latest" in [model["name"] for model in server.client.get("/api/tags").json()["models"]]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "part"),
+    [
+        ({}, 400, "model is required"),
+        ({"model": "a b"}, 400, "not a model name"),
+        ({"model": "../x"}, 400, "path"),
+        ({"model": "http://example.com/u/m:t"}, 400, '"insecure": true'),
+        ({"model": "glm:cloud"}, 404, "Ollama's servers"),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_pull_refuses_before_it_asks_anyone(
+    server: Live, body: dict[str, Any], status: int, part: str, stream: bool
+) -> None:
+    reply = server.client.post("/api/pull", json={**body, "stream": stream})
+    assert reply.status_code == status and part in reply.json()["error"]
