@@ -33,6 +33,8 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     extrapolation: float = 1.0
+    yarn_magnitude: float = 0.0
+    """Factor on cos and sin under YaRN; 0: 0.1 ln(factor) + 1."""
     whole_pairs: bool = True
     """YaRN: whether the ends of the ramp are rounded outwards to whole pairs (gpt-oss: not)."""
 

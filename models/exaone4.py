@@ -11,7 +11,7 @@ from edgellm.backends.base import Array, Batch, KVPages, RopeSpec
 from edgellm.models.config import ModelConfig
 from edgellm.models.decoder import Decoder
 from edgellm.models.layers import MLP, Attention, RMSNorm
-from edgellm.models.metadata import Metadata, base_config, layer_windows
+from edgellm.models.metadata import Metadata, base_config, layer_windows, local_rope
 from edgellm.models.tensors import Tensors
 
 __all__ = ["Exaone4"]
@@ -42,5 +42,6 @@ class Exaone4(Decoder):
     @staticmethod
     def read_config(meta: Metadata) -> ModelConfig:
         c = base_config(meta, adjacent=False)
-        windows = layer_windows(meta, c.n_layers, period=4)
-        return replace(c, windows=windows, rope_layers=tuple(w > 0 for w in windows))
+        windows = layer_windows(meta, c.n_layers, period=4, default=4096 if c.n_layers == 64 else 0)
+        local = local_rope(meta, c.rope, c.rope.base)
+        return replace(c, windows=windows, rope_layers=tuple(w > 0 for w in windows), rope_local=local)

@@ -14,7 +14,7 @@ from edgellm.backends.base import Array, Batch, KVPages, RopeSpec
 from edgellm.models.config import ModelConfig
 from edgellm.models.decoder import Decoder
 from edgellm.models.layers import MLP, Attention, RMSNorm
-from edgellm.models.metadata import Metadata, base_config, layer_windows
+from edgellm.models.metadata import Metadata, base_config, layer_windows, local_rope
 from edgellm.models.tensors import Tensors
 
 __all__ = ["Gemma2"]
@@ -51,7 +51,8 @@ class Gemma2(Decoder):
         return replace(
             c,
             embedding_scale=math.sqrt(c.dim),
-            windows=layer_windows(meta, c.n_layers, period=2),
+            windows=layer_windows(meta, c.n_layers, period=2, default=4096),
+            rope_local=local_rope(meta, c.rope, c.rope.base),
             attn_scale=1 / math.sqrt(c.dim / c.n_heads if c.n_layers == 46 else c.k_dim),
             attn_softcap=meta.number("attn_logit_softcapping", 50.0, low=0),
             logit_softcap=meta.number("final_logit_softcapping", 30.0, low=0),

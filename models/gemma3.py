@@ -11,10 +11,10 @@ import math
 from dataclasses import replace
 
 from edgellm.backends.base import Array, Batch, KVPages, RopeSpec
-from edgellm.models.config import ModelConfig, RopeConfig
+from edgellm.models.config import ModelConfig
 from edgellm.models.decoder import Decoder
 from edgellm.models.layers import MLP, Attention, RMSNorm
-from edgellm.models.metadata import Metadata, base_config, layer_windows
+from edgellm.models.metadata import Metadata, base_config, layer_windows, local_rope
 from edgellm.models.tensors import Tensors
 
 __all__ = ["Gemma3"]
@@ -48,12 +48,11 @@ class Gemma3(Decoder):
     @staticmethod
     def read_config(meta: Metadata) -> ModelConfig:
         c = base_config(meta, adjacent=False)
-        base_swa = meta.number("rope.freq_base_swa", 10000.0, low=1.001)
         return replace(
             c,
             embedding_scale=math.sqrt(c.dim),
             windows=layer_windows(meta, c.n_layers, period=6),
-            rope_local=RopeConfig(n_dims=c.rope.n_dims, base=base_swa, adjacent=False),
+            rope_local=local_rope(meta, c.rope, 10000.0, scaled=False),
             attn_scale=1 / math.sqrt(c.dim / c.n_heads if c.n_layers == 62 else c.k_dim),
             logit_softcap=meta.number("final_logit_softcapping", 0.0, low=0),
         )

@@ -1,5 +1,5 @@
 """GLM 4 (0414): a norm before and after both halves of a block, gate and up in one tensor, part of each head rotates
-(adjacent pairs)."""
+(adjacent pairs; halves in the text part of the vision model, whose file has `rope.dimension_sections`)."""
 
 from __future__ import annotations
 
@@ -40,4 +40,4 @@ class Glm4(Decoder):
 
     @staticmethod
     def read_config(meta: Metadata) -> ModelConfig:
-        return base_config(meta, adjacent=True)
+        return base_config(meta, adjacent=not meta.has("rope.dimension_sections"))

@@ -12,7 +12,7 @@ from edgellm.backends.base import Array, Batch, KVPages, RopeSpec, RouteSpec
 from edgellm.models.config import ModelConfig
 from edgellm.models.decoder import Decoder
 from edgellm.models.layers import Attention, MoE, RMSNorm
-from edgellm.models.metadata import Metadata, base_config, layer_windows
+from edgellm.models.metadata import Metadata, base_config, layer_windows, local_rope
 from edgellm.models.tensors import Tensors
 
 __all__ = ["GptOss"]
@@ -43,4 +43,6 @@ class GptOss(Decoder):
     @staticmethod
     def read_config(meta: Metadata) -> ModelConfig:
         c = base_config(meta, adjacent=False)
-        return replace(c, windows=layer_windows(meta, c.n_layers, period=2), rope=replace(c.rope, whole_pairs=False))
+        rope = replace(c.rope, whole_pairs=False)
+        windows = layer_windows(meta, c.n_layers, period=2)
+        return replace(c, windows=windows, rope=rope, rope_local=local_rope(meta, rope, rope.base))

@@ -5,6 +5,8 @@ The last is stored as a divisor. q and k are re-ordered like Llama's, so adjacen
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgellm.backends.base import Array, Batch, KVPages, RopeSpec
 from edgellm.models.config import ModelConfig
 from edgellm.models.decoder import Decoder
@@ -44,11 +46,14 @@ class Granite(Decoder):
 
 def granite_config(meta: Metadata) -> ModelConfig:
     """Shapes and the four factors."""
-    return base_config(
+    c = base_config(
         meta,
         adjacent=True,
         embedding_scale=meta.number("embedding_scale", 1.0),
         residual_scale=meta.number("residual_scale", 1.0),
         attn_scale=meta.number("attention.scale", 0.0, low=0),
         logit_scale=1 / (meta.number("logit_scale", 1.0, low=0) or 1.0),
+        extra={"shared_ffn_dim": float(meta.integer("expert_shared_feed_forward_length", 0))},
     )
+    rotates = meta.flag("rope.scaling.finetuned", True)  # how a file says that no layer rotates
+    return replace(c, rope_layers=() if rotates else (False,) * c.n_layers)

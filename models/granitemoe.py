@@ -1,4 +1,5 @@
-"""Granite's mixture of experts: Granite's block, its weights a softmax over the chosen experts' scores."""
+"""Granite's mixture of experts: Granite's block, its weights a softmax over the chosen experts' scores; some models
+add a shared expert."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from edgellm.backends.base import Array, Batch, KVPages, RopeSpec, RouteSpec
 from edgellm.models.config import ModelConfig
 from edgellm.models.decoder import Decoder
 from edgellm.models.granite import granite_config
-from edgellm.models.layers import Attention, MoE, RMSNorm
+from edgellm.models.layers import MLP, Attention, MoE, RMSNorm
 from edgellm.models.metadata import Metadata
 from edgellm.models.tensors import Tensors
 
@@ -22,12 +23,16 @@ class Block:
         self.attn = Attention(t, c, layer, rope)
         self.ffn_norm = RMSNorm(t, "ffn_norm", c.norm_eps, c.dim)
         self.ffn = MoE(t, c, RouteSpec(c.n_experts_used, "softmax_topk", normalise=False))
+        shared = int(c.extra["shared_ffn_dim"])
+        self.ffn_shexp = MLP(t, c.dim, shared, "silu", suffix="_shexp") if shared else None
 
     def attend(self, x: Array, batch: Batch, kv: KVPages) -> Array:
         return self.b.add(x, self.attn(self.attn_norm(x), batch, kv), self.residual_scale)
 
     def feed(self, x: Array) -> Array:
-        return self.b.add(x, self.ffn(self.ffn_norm(x)), self.residual_scale)
+        h = self.ffn_norm(x)
+        y = self.b.add(self.ffn(h), self.ffn_shexp(h)) if self.ffn_shexp else self.ffn(h)
+        return self.b.add(x, y, self.residual_scale)
 
 
 class GraniteMoE(Decoder):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from edgellm.errors import UnsupportedModel
 from edgellm.models.config import ModelConfig, RopeConfig
 
-__all__ = ["Metadata", "base_config", "layer_windows"]
+__all__ = ["Metadata", "base_config", "layer_windows", "local_rope"]
 
 MAX_SIZE = 1 << 24
 """No width, layer count or expert count of a real model comes near this; a damaged file's often goes past it."""
@@ -17,6 +18,26 @@ MAX_LAYERS = 4096
 MAX_CONTEXT = 1 << 31
 POOLING = ("", "mean", "cls", "last", "")
 """By the numbers of `pooling_type`: unsaid, three ways, and rank (a classifier on top, which we do not run)."""
+NEUTRAL: dict[str, tuple[float, ...]] = {
+    "attention.clamp_kqv": (0,),
+    "attention.key_length_mla": (0,),
+    "attention.key_length_swa": (),
+    "attention.kv_lora_rank": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.shared_kv_layers": (0,),
+    "expert_gating_func": (0, 1, 3),
+    "expert_group_count": (0, 1),
+    "expert_weights_scale": (0, 1),
+    "interleave_moe_layer_step": (0, 1),
+    "leading_dense_block_count": (0,),
+    "moe_every_n_layers": (0,),
+    "nextn_predict_layers": (0,),
+    "rope.dimension_count_swa": (),
+    "router_logit_softcapping": (0,),
+    "ssm.state_size": (0,),
+}
+"""Keys of other architectures that change what is computed, with the values that change nothing: with another value a
+file is a variant that no class here runs."""
 
 
 class Metadata:
@@ -116,6 +137,7 @@ def _rope_config(meta: Metadata, k_dim: int, context_length: int, adjacent: bool
         beta_fast=meta.number("rope.scaling.yarn_beta_fast", 32.0, low=1e-3),
         beta_slow=meta.number("rope.scaling.yarn_beta_slow", 1.0, low=1e-3),
         extrapolation=meta.number("rope.scaling.yarn_ext_factor", 1.0, low=0),
+        yarn_magnitude=meta.number("rope.scaling.yarn_attn_factor", 0.0, low=0),
     )
 
 
@@ -124,6 +146,7 @@ def base_config(meta: Metadata, *, adjacent: bool, layer_norm: bool = False, **c
 
     Raises UnsupportedModel naming the key that is missing, out of range or of a wrong type.
     """
+    refuse_variants(meta)
     dim = meta.integer("embedding_length", low=1)
     n_heads = meta.integer("attention.head_count", low=1)
     n_kv_heads = meta.integer("attention.head_count_kv", n_heads, low=1, high=n_heads)
@@ -162,13 +185,32 @@ def base_config(meta: Metadata, *, adjacent: bool, layer_norm: bool = False, **c
     return ModelConfig(**{**values, **constants})
 
 
-def layer_windows(meta: Metadata, n_layers: int, period: int) -> tuple[int, ...]:
-    """Window of each layer, 0 for full attention; all full without `attention.sliding_window`.
+def refuse_variants(meta: Metadata) -> None:
+    """Raises UnsupportedModel naming the first key that asks for something no class here computes."""
+    for key, neutral in NEUTRAL.items():
+        if meta.has(key) and meta.number(key) not in neutral:
+            raise UnsupportedModel(
+                f"{meta.arch}.{key} = {meta.number(key):g}: a variant of {meta.arch} that is not supported"
+            )
+
+
+def local_rope(meta: Metadata, rope: RopeConfig, base: float, scaled: bool = True) -> RopeConfig | None:
+    """The table of windowed layers: `rope.freq_base_swa`, else `base`; with the main table's scaling or none. None when
+    it is the main table."""
+    base = meta.number("rope.freq_base_swa", base, low=1.001)
+    if scaled:
+        return replace(rope, base=base) if base != rope.base else None
+    return RopeConfig(n_dims=rope.n_dims, base=base, adjacent=rope.adjacent)
+
+
+def layer_windows(meta: Metadata, n_layers: int, period: int, default: int = 0) -> tuple[int, ...]:
+    """Window of each layer, 0 for full attention. `default`: the window where the file has no
+    `attention.sliding_window`; with 0 all layers are full then.
 
     Which layers slide: as the file says (`attention.sliding_window_pattern`: a flag per layer, or a period), else every
     `period`-th layer is full and the others slide; period 0: all slide.
     """
-    window = meta.integer("attention.sliding_window", 0, high=MAX_CONTEXT)
+    window = meta.integer("attention.sliding_window", default, high=MAX_CONTEXT)
     key = "attention.sliding_window_pattern"
     slides = meta.flags(key, n_layers)
     if slides is None:

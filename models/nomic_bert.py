@@ -39,7 +39,7 @@ class NomicBert(Encoder):
 
     def __init__(self, config: ModelConfig, t: Tensors):
         super().__init__(config, t)
-        self.token_types = t.weight("token_types.weight", int(config.extra["token_types"]), config.dim)
+        self.token_types = t.optional("token_types.weight", int(config.extra["token_types"]), config.dim)
 
     @staticmethod
     def read_config(meta: Metadata) -> ModelConfig:
@@ -50,6 +50,8 @@ class NomicBert(Encoder):
         return replace(c, causal=meta.flag("attention.causal", False), pooling=c.pooling or "mean", extra=extra)
 
     def embed(self, batch: Batch) -> Array:
+        x = self.b.embed(self.token_embd, batch.ids)
+        if self.token_types is None:
+            return x
         # Texts are never pairs, so each row wants the vector of type 0; rope_variants are the zeros at hand.
-        types = self.b.embed(self.token_types, batch.rope_variants)
-        return self.b.add(self.b.embed(self.token_embd, batch.ids), types)
+        return self.b.add(x, self.b.embed(self.token_types, batch.rope_variants))

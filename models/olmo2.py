@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgellm.backends.base import Array, Batch, KVPages, RopeSpec
-from edgellm.models.config import ModelConfig, RopeConfig
+from edgellm.models.config import ModelConfig
 from edgellm.models.decoder import Decoder
 from edgellm.models.layers import MLP, Attention, RMSNorm
-from edgellm.models.metadata import Metadata, base_config, layer_windows
+from edgellm.models.metadata import Metadata, base_config, layer_windows, local_rope
 from edgellm.models.tensors import Tensors
 
 __all__ = ["Olmo2"]
@@ -46,5 +46,5 @@ class Olmo2(Decoder):
         return replace(
             c,
             windows=layer_windows(meta, c.n_layers, period=4),
-            rope_local=RopeConfig(n_dims=c.rope.n_dims, base=c.rope.base, adjacent=False),
+            rope_local=local_rope(meta, c.rope, c.rope.base, scaled=False),
         )

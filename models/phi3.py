@@ -43,6 +43,6 @@ class Phi3(Decoder):
     @staticmethod
     def read_config(meta: Metadata) -> ModelConfig:
         c = base_config(meta, adjacent=False)
-        if c.rope.scaling == "none" and c.rope.original_context < c.context_length:
+        if c.rope.scaling == "none":  # no key says so, and without factors it is the plain table
             c = replace(c, rope=replace(c.rope, scaling="longrope"))
         return replace(c, windows=layer_windows(meta, c.n_layers, period=0))

@@ -3,6 +3,8 @@ a sigmoid gate."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgellm.backends.base import Array, Batch, KVPages, RopeSpec, RouteSpec
 from edgellm.models.config import ModelConfig
 from edgellm.models.decoder import Decoder
@@ -41,4 +43,10 @@ class Qwen2MoE(Decoder):
     @staticmethod
     def read_config(meta: Metadata) -> ModelConfig:
         shared = meta.integer("expert_shared_feed_forward_length", meta.integer("feed_forward_length", 0), low=1)
-        return base_config(meta, adjacent=False, extra={"shared_ffn_dim": shared})
+        return expert_width(meta, base_config(meta, adjacent=False, extra={"shared_ffn_dim": shared}))
+
+
+def expert_width(meta: Metadata, c: ModelConfig) -> ModelConfig:
+    """The first files do not say how wide an expert is: `feed_forward_length` was that of all chosen ones together."""
+    width = meta.integer("expert_feed_forward_length", c.ffn_dim // max(c.n_experts_used, 1))
+    return replace(c, expert_ffn_dim=width)

@@ -52,7 +52,7 @@ def rope_spec(rope: RopeConfig, divisors: list[npt.NDArray[np.float32]] | None =
     tables = np.stack([plain / d.astype(np.float64) for d in divisors]) if divisors else plain[None]
     magnitude = rope.attn_factor
     if rope.scaling == "yarn" and rope.factor > 1:
-        magnitude *= 0.1 * math.log(rope.factor) + 1
+        magnitude *= rope.yarn_magnitude or 0.1 * math.log(rope.factor) + 1
     return RopeSpec(rope.n_dims, rope.adjacent, tables.astype(np.float32), np.full(len(tables), magnitude, np.float32))
 
 

@@ -24,7 +24,7 @@ class Block:
         qk_norm = LayerNorm if "attn_q_norm.weight" in t else None
         self.attn_norm = LayerNorm(t, "attn_norm", c.norm_eps, c.dim)
         self.attn = Attention(t, c, layer, rope, qk_norm, qk_norm_over="heads")
-        self.ffn_norm = None if c.extra["parallel"] else LayerNorm(t, "ffn_norm", c.norm_eps, c.dim)
+        self.ffn_norm = LayerNorm(t, "ffn_norm", c.norm_eps, c.dim) if "ffn_norm.weight" in t else None
         self.ffn = MLP(t, c.dim, c.ffn_dim, "silu")
 
     def attend(self, x: Array, batch: Batch, kv: KVPages) -> Array:
@@ -43,5 +43,4 @@ class StableLM(Decoder):
 
     @staticmethod
     def read_config(meta: Metadata) -> ModelConfig:
-        parallel = meta.flag("use_parallel_residual", False)
-        return base_config(meta, adjacent=False, layer_norm=True, extra={"parallel": float(parallel)})
+        return base_config(meta, adjacent=False, layer_norm=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edgellm.backends.base import Backend, QTensor, Weight
+from edgellm.backends.dequant import dequantise
 from edgellm.errors import UnsupportedModel
-from edgellm.quants import GGMLType
 
 __all__ = ["Tensors"]
 
@@ -45,11 +44,18 @@ class Tensors:
         expected = " x ".join(map(str, shape))
         tensor = self.source.get(full)
         if tensor is None:
-            raise UnsupportedModel(f"tensor {full} is missing from the file (expected shape {expected})")
+            raise UnsupportedModel(
+                f"tensor {full} is missing from the file (expected shape {expected}){self._hint(name)}"
+            )
         if _without_ones(tensor.shape) != _without_ones(shape):
             found = " x ".join(map(str, tensor.shape))
             raise UnsupportedModel(f"tensor {full} has shape {found}, expected {expected}")
         return QTensor(full, tensor.type, shape, tensor.data.reshape(*shape[:-1], -1))
+
+    def _hint(self, name: str) -> str:
+        """What else the file has in place of expert tensors."""
+        old = "_exps" in name and name.replace("_exps", ".0") in self
+        return "; it has one tensor per expert, a layout given up in 2024: convert the model again" if old else ""
 
     def weight(self, name: str, *shape: int) -> Weight:
         """The tensor, loaded."""
@@ -74,14 +80,10 @@ class Tensors:
         return tuple(weights)
 
     def array(self, name: str, *shape: int) -> npt.NDArray[np.float32]:
-        """A small F32 or F16 table that is needed while the model is built, as float32."""
+        """A small table that is needed while the model is built, as float32."""
         tensor = self.find(name, *shape)
-        dtypes: dict[GGMLType, np.dtype[Any]] = {GGMLType.F32: np.dtype("<f4"), GGMLType.F16: np.dtype("<f2")}
-        if tensor.type not in dtypes:
-            raise UnsupportedModel(f"tensor {self.prefix + name} must be F32 or F16, not {tensor.type.name}")
         self.loaded[self.prefix + name] = None
-        values: npt.NDArray[np.float32] = np.ascontiguousarray(tensor.data).view(dtypes[tensor.type]).astype(np.float32)
-        return values.reshape(shape)
+        return dequantise(tensor.data, tensor.type).astype(np.float32).reshape(shape)
 
     def check_all_used(self, arch: str) -> None:
         """Raise UnsupportedModel naming the first tensor no layer took: running without it would answer wrongly."""

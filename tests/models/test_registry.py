@@ -85,6 +85,64 @@ def test_equal_per_layer_values_are_one_value() -> None:
     assert config_from_metadata({**LLAMA, "llama.attention.head_count_kv": [2, 2]}).n_kv_heads == 2
 
 
+@pytest.mark.parametrize(
+    "key,variant,neutral",
+    [
+        ("expert_gating_func", 2, 1),
+        ("expert_weights_scale", 2.5, 1.0),
+        ("expert_group_count", 8, 1),
+        ("attention.clamp_kqv", 8.0, 0.0),
+        ("attention.kv_lora_rank", 512, 0),
+        ("leading_dense_block_count", 1, 0),
+        ("nextn_predict_layers", 1, 0),
+    ],
+)
+def test_what_no_class_computes_is_refused(key: str, variant: float, neutral: float) -> None:
+    assert config_from_metadata({**LLAMA, f"llama.{key}": neutral}) == config_from_metadata(LLAMA)
+    with pytest.raises(UnsupportedModel, match=rf"llama\.{key} = {variant:g}: a variant of llama"):
+        config_from_metadata({**LLAMA, f"llama.{key}": variant})
+
+
+def as_arch(arch: str, **more: Any) -> dict[str, Any]:
+    """LLAMA's keys under another architecture's name."""
+    renamed = {k.replace("llama.", f"{arch}."): v for k, v in LLAMA.items()}
+    norm = {f"{arch}.attention.layer_norm_epsilon": 1e-5, "general.architecture": arch}
+    return renamed | norm | {f"{arch}.{k.replace('__', '.')}": v for k, v in more.items()}
+
+
+def test_constants_that_a_file_may_leave_to_its_architecture() -> None:
+    """As llama.cpp's loader fills them in."""
+    assert config_from_metadata(as_arch("gemma2")).windows == (4096, 0)
+    assert config_from_metadata(as_arch("gemma3")).windows == ()
+    assert config_from_metadata(as_arch("exaone4", block_count=64)).windows[:5] == (4096, 4096, 4096, 0, 4096)
+    assert config_from_metadata(as_arch("exaone4")).windows == ()
+    moe = as_arch("qwen2moe", expert_count=8, expert_used_count=4)
+    assert config_from_metadata(moe).expert_ffn_dim == 96 // 4
+
+
+def test_windowed_layers_rotate_with_their_own_base() -> None:
+    for arch in ("cohere2", "exaone4", "gemma2", "gpt-oss"):
+        keys = {"attention__sliding_window": 8, "rope__scaling__type": "linear", "rope__scaling__factor": 2.0}
+        keys |= {"expert_count": 4, "expert_used_count": 2} if arch == "gpt-oss" else {}
+        assert config_from_metadata(as_arch(arch, **keys)).rope_local is None
+        local = config_from_metadata(as_arch(arch, **keys, rope__freq_base_swa=500.0)).rope_local
+        assert local is not None and (local.base, local.factor) == (500.0, 2.0)
+
+
+def test_layers_that_do_not_rotate_and_pairing_of_the_vision_model() -> None:
+    assert config_from_metadata(as_arch("granite")).rope_layers == ()
+    assert config_from_metadata(as_arch("granite", rope__scaling__finetuned=False)).rope_layers == (False, False)
+    assert config_from_metadata(as_arch("glm4")).rope.adjacent
+    assert not config_from_metadata(as_arch("glm4", rope__dimension_sections=[4, 2, 2, 0])).rope.adjacent
+
+
+def test_one_tensor_per_expert_is_refused_with_the_reason(tmp_path: Path) -> None:
+    gguf = open_gguf(tiny_gguf(tmp_path / "t.gguf", "qwen3moe"))
+    tensors = {k.replace("_exps.", ".0."): v for k, v in gguf.tensors.items()}
+    with pytest.raises(UnsupportedModel, match=r"blk\.0\.ffn_gate_exps\.weight is missing.*one tensor per expert"):
+        load_model(SimpleNamespace(metadata=gguf.metadata, tensors=tensors), create("reference"))  # type: ignore[arg-type]
+
+
 def load_changed(path: Path, change: Any) -> None:
     gguf = open_gguf(tiny_gguf(path, "llama"))
     tensors = dict(gguf.tensors)
