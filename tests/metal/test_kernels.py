@@ -11,13 +11,8 @@ mx = pytest.importorskip("mlx.core", reason="MLX is not installed (pip install '
 if shutil.which("g++") is None:
     pytest.skip("g++ is not installed: the Metal text cannot be run on this CPU", allow_module_level=True)
 
-from edgellm.backends.base import AttentionSpec, Batch, KVSpec  # noqa: E402
-from edgellm.backends.metal.attention_kernels import AttentionKernels  # noqa: E402
-from edgellm.backends.metal.attention_ops import attention_ops  # noqa: E402
 from edgellm.backends.metal.kernels import KERNEL_TYPES, MatmulKernels  # noqa: E402
-from edgellm.backends.metal.kv import MetalKV  # noqa: E402
 from edgellm.backends.metal.products import Products  # noqa: E402
-from edgellm.backends.metal.step import Step  # noqa: E402
 from edgellm.backends.metal.weights import MetalWeight  # noqa: E402
 from edgellm.quants import QUANT_TABLE, GGMLType  # noqa: E402
 from tests.metal.blocks import dequantized, nmse, random_weights  # noqa: E402
@@ -119,52 +114,3 @@ def test_dequantise_and_experts(kind: GGMLType) -> None:
     y = np.array(kernels.expert_matvec(mx.array(raw), kind, mx.array(own), mx.array(ids)))
     assert nmse(y, np.einsum("tjk,tjnk->tjn", own, weights[ids])) < 1e-10
     clean(made)
-
-
-@pytest.mark.parametrize("mode", ["plain", "trace"])
-@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
-@pytest.mark.parametrize(("dim", "group", "window", "softcap"), [(64, 3, 0, 0.0), (96, 2, 37, 20.0)])
-def test_paged_attention_equals_its_ops_twin(
-    mode: str, kv_type: str, dim: int, group: int, window: int, softcap: float
-) -> None:
-    rng = np.random.default_rng(SEED)
-    made: list[CpuKernel] = []
-    heads, size = 2, 32
-    kv = MetalKV(KVSpec(heads, dim, dim, kv_type, size, 0), 24)
-    slots = mx.arange(24 * size)
-    for rows in (kv.k, kv.v):
-        rows.write(slots, mx.array(rng.standard_normal((24 * size, heads, dim)).astype(np.float32)))
-    table = rng.permutation(23).astype(np.int32)[None, :22].repeat(2, 0) + 1
-    table[1] = table[1, ::-1]
-    batch = Batch(
-        ids=np.zeros(3, np.int32),
-        positions=np.array([299, 4, 5], np.int32),
-        seq_starts=np.array([0, 1, 3], np.int32),
-        context_lens=np.array([300, 6], np.int32),
-        block_tables=(table,),
-        output_rows=np.arange(3, dtype=np.int32),
-        rope_variants=np.zeros(3, np.int32),
-    )
-    q = mx.array(rng.standard_normal((3, heads * group, dim)).astype(np.float32))
-    spec = AttentionSpec(scale=dim**-0.5, window=window, softcap=softcap)
-    got = AttentionKernels(maker(made, mode=mode))(q, kv, Step(batch), spec)
-    assert nmse(np.array(got), np.array(attention_ops(q, kv, batch, spec))) < 1e-10
-    assert not [f for kernel in made for f in kernel.findings]
-
-
-def test_attention_sinks_take_probability() -> None:
-    class Sinks:
-        dense = mx.array([0.5, -1.0])
-
-    rng = np.random.default_rng(SEED)
-    kv = MetalKV(KVSpec(1, 32, 32, "f32", 32, 0), 3)
-    for rows in (kv.k, kv.v):
-        rows.write(mx.arange(96), mx.array(rng.standard_normal((96, 1, 32)).astype(np.float32)))
-    one = np.array([0], np.int32)
-    table = np.array([[1, 2]], np.int32)
-    ends = np.array([0, 1], np.int32)
-    batch = Batch(one, one + 40, ends, one + 41, (table,), one, one)
-    q = mx.array(rng.standard_normal((1, 2, 32)).astype(np.float32))
-    spec = AttentionSpec(scale=0.2, sinks=Sinks)
-    got = np.array(AttentionKernels(maker())(q, kv, Step(batch), spec))
-    assert nmse(got, np.array(attention_ops(q, kv, batch, spec))) < 1e-10
