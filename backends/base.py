@@ -107,7 +107,8 @@ class RouteSpec:
 
 @dataclass(frozen=True)
 class KVSpec:
-    """Shape of one layer's paged cache. `group` indexes `Batch.block_tables`. `kv_type`: "f32", "f16" or "q8_0"."""
+    """Shape of one layer's paged cache. `group` indexes `Batch.block_tables`. `kv_type`: "f32", "f16" or "q8_0".
+    `layer`: whose cache it is, for backends that do not keep all layers in one place."""
 
     n_kv_heads: int
     k_dim: int
@@ -115,6 +116,7 @@ class KVSpec:
     kv_type: str
     block_size: int
     group: int
+    layer: int = 0
 
 
 class KVPages(ABC):
@@ -162,6 +164,14 @@ class Backend(ABC):
         """From now on `load` keeps at most this many more bytes in the device's memory (None: all it is given); other
         weights stay in the file's memory map and are read from there whenever they are used, slower. Backends that
         map weights anyway have nothing to do."""
+
+    def free_bytes(self) -> int | None:
+        """Bytes that can be allocated on a device with memory of its own; None: it is the machine's memory."""
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        """What `stats` says about this backend: plain data, `name` among it."""
+        return {"name": self.name}
 
     def close(self) -> None:  # noqa: B027
         """Give back threads and device memory. Idempotent."""

@@ -15,6 +15,7 @@ from typing import Any
 from edgellm import __version__
 from edgellm.backends import create
 from edgellm.backends.base import Backend
+from edgellm.backends.split import SplitBackend, layers_outside
 from edgellm.chat.template import ChatTemplate
 from edgellm.config import EngineConfig, home
 from edgellm.engine.draft import DraftModel
@@ -41,6 +42,7 @@ from edgellm.memory import (
 from edgellm.models.config import ModelConfig
 from edgellm.models.registry import config_from_metadata, load_model
 from edgellm.pairing import check_pair, compare_files
+from edgellm.placement import device_budget, model_bytes
 from edgellm.tokenizer import Tokenizer, from_metadata
 
 __all__ = ["ModelFile", "Opened", "Settings", "open_engine"]
@@ -117,11 +119,19 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
         backend = create(settings.backend, settings.threads, settings.progress)
         opened.callback(backend.close)
         # Now, so that all libraries are loaded and count as what the process holds already.
-        sized = size_up(target, draft, settings.engine, backend.memory_limit, settings.partial)
+        free = backend.free_bytes()
+        wanted = (
+            settings.engine if free is None else device_budget(target.config, target.gguf.nbytes, settings.engine, free)
+        )
+        sized = size_up(target, draft, wanted, backend.memory_limit, settings.partial)
         config, plan, pools, draft_pools = sized
         if settings.partial:
             backend.keep_weights(plan.weights_bytes)
-        runner = _runner(target, backend, pools, config)
+        placed = backend
+        if free is not None:
+            placed = _place(target, backend, plan, pools, free, settings)
+            opened.callback(placed.close)
+        runner = _runner(target, placed, pools, config)
         swap = None
         if config.swap_space:
             swap = SwapFile(runner, len(pools.blocks), config.swap_space, home() / "swap")
@@ -131,17 +141,33 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
             most = settings.draft_max or DEPTH
             speculator = Speculator(config.ctx, PromptLookup() if lookup else None, model, most)
         engine = Engine(config, target.config, runner, target.tokenizer, pools.blocks, swap, speculator)
-        engine.plan = plan
+        engine.plan, engine.facts = plan, {"backend": placed.describe()}
         if speculator:
             speculator.measure(runner, engine.kv)
         if settings.prompt_cache:
-            key = cache_key(target, backend.name, config)
+            key = cache_key(target, placed.name, config)
             prompt_cache = PromptCache(settings.prompt_cache, key, engine.kv, runner)
             prompt_cache.load()
             engine.before_close.append(prompt_cache.save)
         files = opened.pop_all()
     draft_path = draft.path if draft else None
     return Opened(target.path, engine, target.tokenizer, template, (files.close,), draft_path)
+
+
+def _place(
+    file: ModelFile, backend: Backend, plan: MemoryPlan, pools: PoolSizes, free: int, settings: Settings
+) -> Backend:
+    """The backend itself where its `free` bytes hold the model, else one that runs the first layers on the CPU."""
+    kv_type, block_size = settings.engine.kv_type, settings.engine.block_size
+    blocks = block_bytes(file.config, kv_type, block_size)
+    scratch = plan.scratch_bytes + plan.draft_bytes
+    outside = layers_outside(model_bytes(file.config, file.gguf.tensors, blocks, pools.blocks, scratch), free)
+    if not outside:
+        return backend
+    cpu = create("cpu", settings.threads, settings.progress)
+    placed = SplitBackend(cpu, backend, outside, file.config.n_layers)
+    log.warning("%s: %s", file.path.name, placed.words)
+    return placed
 
 
 def _draft_model(

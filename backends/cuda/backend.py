@@ -123,8 +123,11 @@ class CUDABackend(Backend):
             self._crossing.forget()
             self._quantised.clear()
 
+    def free_bytes(self) -> int | None:
+        """The card's free memory, less a part that the driver and fragments take."""
+        return None if SIMULATED else int(cuda.current_context().get_memory_info()[0] * 0.95)
+
     def describe(self) -> dict[str, Any]:
-        """Name of the device and how prompts are multiplied."""
         return {"name": self.name, "device": device_name(), "prompt_matmul": self._prompts}
 
     def array(self, values: npt.NDArray[np.float32]) -> CudaArray:

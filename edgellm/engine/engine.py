@@ -58,6 +58,8 @@ class Engine:
         self.answers: dict[int, Answer] = {}
         self.plan: MemoryPlan | None = None
         """What this engine was sized by, where it runs a file."""
+        self.facts: dict[str, Any] = {}
+        """What whoever made this engine adds to `stats`."""
         self.before_close: list[Callable[[], None]] = []
         """Called by `close` when nothing runs any more and the blocks can still be read."""
         self._next_id = 0
@@ -142,7 +144,7 @@ class Engine:
         more: dict[str, Any] = {"block_size": self.config.block_size, "cache_groups": pools, "speculation": speculation}
         if self.plan:
             more |= {"memory": asdict(self.plan), "memory_bytes": self.plan.total_bytes}
-        return {**queues, **self.metrics.snapshot(), **more}
+        return {**queues, **self.metrics.snapshot(), **more, **self.facts}
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless queues, tables, pools and answers agree."""

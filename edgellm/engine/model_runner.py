@@ -60,12 +60,12 @@ class ModelRunner:
         self._groups = config.cache_groups
         self._kv = [
             backend.new_kv(
-                KVSpec(config.n_kv_heads, config.k_dim, config.v_dim, kv_type, block_size, group),
+                KVSpec(config.n_kv_heads, config.k_dim, config.v_dim, kv_type, block_size, group, layer),
                 num_blocks[group] + 1,
             )
-            for group in map(config.group_of, range(config.n_layers))
+            for layer, group in enumerate(map(config.group_of, range(config.n_layers)))
         ]
-        self._block_bytes = [len(self._kv[g.layers[0]].read_block(0)) for g in self._groups]
+        self._block_bytes = [len(pages.read_block(0)) for pages in self._kv]
         # Made once: a backend may keep what it recorded under the identity of the function.
         self._forward = lambda batch: model.forward(batch, self._kv)
         self._hidden = lambda batch: model.hidden(batch, self._kv)
@@ -93,9 +93,11 @@ class ModelRunner:
 
     def write_block(self, group: int, block: int, data: bytes) -> None:
         """See `Runner.write_block`."""
-        size = self._block_bytes[group]
-        for i, layer in enumerate(self._groups[group].layers):
-            self._kv[layer].write_block(block, data[i * size : (i + 1) * size])
+        at = 0
+        for layer in self._groups[group].layers:
+            size = self._block_bytes[layer]
+            self._kv[layer].write_block(block, data[at : at + size])
+            at += size
 
     def close(self) -> None:
         """See `Runner.close`."""

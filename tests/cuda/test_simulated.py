@@ -11,16 +11,15 @@ if os.environ.get("NUMBA_ENABLE_CUDASIM", "0") in ("", "0"):
     pytest.skip("the simulator is off: set NUMBA_ENABLE_CUDASIM=1 before Python starts", allow_module_level=True)
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed (pip install 'edgellm[cuda]')")
 
+from edgellm import LLM, SamplingParams
 from edgellm.backends.base import AttentionSpec, KVSpec, QTensor, RopeSpec, RouteSpec
 from edgellm.backends.cuda.backend import CUDABackend
 from edgellm.backends.cuda.unpack import UNPACK
 from edgellm.backends.reference import ReferenceBackend
-from edgellm.loader import open_gguf
-from edgellm.models.registry import load_model
 from edgellm.quants import GGMLType
 from tests.metal.blocks import dequantized, nmse, random_weights
 from tests.support.goldens import Golden
-from tests.support.models import Runner, make_batch
+from tests.support.models import make_batch
 
 SEED = 11
 
@@ -150,8 +149,11 @@ def test_attention(gpu: CUDABackend, kv_type: str, window: int, softcap: float) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
-def test_goldens_end_to_end(gpu: CUDABackend, name: str) -> None:
-    """About two minutes a token in the simulator: python -m pytest -m slow tests/cuda."""
+def test_goldens_end_to_end(name: str) -> None:
+    """Some ten minutes a model in the simulator: python -m pytest -m slow tests/cuda."""
     golden = Golden(name)
-    run = Runner(load_model(open_gguf(golden.path()), gpu), gpu, "f32", n_ctx=64)
-    assert np.abs(run.logits(golden.ids(0)) - golden.logits(0)).max() < 2e-3
+    with LLM(golden.path(), backend="cuda", kv_type="f32", ctx=64) as llm:
+        assert np.abs(llm.logits(golden.ids(0)) - golden.logits(0)).max() < 2e-3
+        (completion,) = llm.generate([golden.prompt], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+        assert list(completion.ids) == golden.greedy[:2]
+        assert llm.stats()["backend"]["name"] == "cuda"

@@ -45,7 +45,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "edgellm.engine": {*LOWER, *PLAIN_MODELS, *ENGINE, "edgellm.backends", "edgellm.backends.base"},
     "edgellm.hub": {*L0, "edgellm.loader", *PLAIN_MODELS, "edgellm.memory"},
     "edgellm.pairing": LOWER,
-    "edgellm.opening": {*LOWER, *PLAIN_MODELS, *ENGINE, *BACKENDS, "edgellm.hub", "edgellm.pairing"},
+    "edgellm.placement": {*LOWER, "edgellm.models.config", "edgellm.backends"},
+    "edgellm.opening": {
+        *(*LOWER, *PLAIN_MODELS, *ENGINE, *BACKENDS),
+        *("edgellm.hub", "edgellm.pairing", "edgellm.placement"),
+    },
     "edgellm.llm": {*LOWER, *PLAIN_MODELS, *ENGINE, *BACKENDS, "edgellm.hub", "edgellm.opening"},
     "edgellm.measure": {*LOWER, *PLAIN_MODELS, *ENGINE, *BACKENDS, "edgellm.llm", "edgellm.opening", "edgellm.pairing"},
     "edgellm.server": {*LOWER, *PLAIN_MODELS, *ENGINE, "edgellm.llm", "edgellm.hub"},

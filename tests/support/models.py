@@ -74,7 +74,8 @@ def new_kv(config: ModelConfig, backend: Backend, kv_type: str, n_blocks: int) -
     """One cache per layer."""
     return [
         backend.new_kv(
-            KVSpec(config.n_kv_heads, config.k_dim, config.v_dim, kv_type, BLOCK_SIZE, config.group_of(layer)), n_blocks
+            KVSpec(config.n_kv_heads, config.k_dim, config.v_dim, kv_type, BLOCK_SIZE, config.group_of(layer), layer),
+            n_blocks,
         )
         for layer in range(config.n_layers)
     ]
