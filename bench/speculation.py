@@ -1,18 +1,28 @@
 """Speculation against plain decoding: the same engine, alternating, on prompts of four kinds.
 
     python bench/speculation.py TARGET.gguf --drafts lookup,SMALL.gguf [--gen 128] [--pairs 5] [--threads 2]
-        [--temperature 0] [--kinds edit,prose]
+        [--temperature 0] [--kinds edit,prose] [--batch 8 --kinds mixed] [--peer /path/to/peer/bin/python]
 
 TARGET is SmolLM2 padded with zero layers (bench/padded_model.py) until a plain step costs eight of its own, so SmolLM2
 itself is a perfect draft at an eighth of the cost, and SmolLM2 with layers left out one that errs. Such numbers show
 the machinery, not a real pair. Prompts: code to be repeated with an edit, a summary of a given text, free prose, random
-tokens. `predicted` is what measured step times and acceptance promise by the controller's formula.
+tokens; "mixed" are all of them. A draft "lookup+SMALL.gguf" is both.
+
+`ratio` is the median of the pairs' ratios of new tokens per second from submit to last token, with its 95% interval (of
+order statistics). `predicted` is what measured step times and acceptance promise by the controller's formula, time to
+first token and catching up on the prompt included. `peer`: our speed over that of llama.cpp (xllamacpp, in an
+environment of its own) with the same draft on the same ids, the better of 3 (its default) and 7 guesses at most.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import statistics
+import subprocess
+import time
+from pathlib import Path
 from typing import Any
 
 from common import random_prompts, report
@@ -49,71 +59,118 @@ MESSAGES = {
 }
 
 
-def prompts(llm: LLM) -> dict[str, list[int]]:
-    """Ids of each kind."""
+COLUMNS = ("draft", "prompt", "plain", "tok_s", "ratio", "low", "high", "predicted", "accepted", "ttft", "probes", "peer")
+
+
+def prompts(llm: LLM, kind: str, batch: int) -> list[list[int]]:
+    """Ids of a batch of that kind."""
     kinds = {k: llm.template.encode([{"role": "user", "content": text}]) for k, text in MESSAGES.items()}
-    return {**kinds, "random": random_prompts(1, 128)[0]}
+    kinds["random"] = random_prompts(1, 128)[0]
+    chosen = list(kinds.values()) if kind == "mixed" else [kinds[kind]]
+    return [chosen[i % len(chosen)] for i in range(batch)]
 
 
-def speed(llm: LLM, prompt: list[int], params: SamplingParams) -> tuple[float, float, Any]:
-    """New tokens per second from submit to last token, seconds to the first token, the completion."""
-    done = llm.generate([prompt], params)[0]
-    return len(done.ids) / done.timings["total_s"], done.timings["ttft_s"], done
+def run(llm: LLM, asked: list[list[int]], params: SamplingParams) -> tuple[float, float, list[Any]]:
+    """Seconds from submit to last token, median seconds to the first, the completions."""
+    began = time.perf_counter()
+    done = llm.generate(asked, params)
+    return time.perf_counter() - began, statistics.median(d.timings["ttft_s"] for d in done), done
 
 
-def predicted(llm: LLM, report_: dict[str, Any]) -> float | None:
-    """Best speed-up by the controller's formula at the acceptance that was seen."""
-    times = llm.engine.speculator.controller.times if llm.engine.speculator else None
-    plain = times.plain(1) if times else None
-    if not (times and plain and report_["drafted"]):
+def interval(values: list[float]) -> tuple[float, float]:
+    """95% interval of the median by order statistics (all values where there are fewer than six)."""
+    n, outside, k = len(values), 0.0, 0
+    while k < n // 2 and outside + math.comb(n, k) / 2**n <= 0.025:
+        outside += math.comb(n, k) / 2**n
+        k += 1
+    ordered = sorted(values)
+    return ordered[max(0, k - 1)], ordered[n - max(1, k)]
+
+
+def predicted(llm: LLM, asked: list[list[int]], done: list[Any], plain: tuple[float, float]) -> float | None:
+    """Speed-up of one request by measured step times and acceptance, at the best fixed depth; `plain`: its seconds to
+    the last and to the first token."""
+    speculator = llm.engine.speculator
+    guesses = done[0].timings["speculation"]
+    if speculator is None or len(asked) > 1 or not guesses["drafted"]:
         return None
-    rate = min(0.999, report_["by_position"][0])
-    draft = times.draft_step if llm.engine.speculator and llm.engine.speculator.model else 0.0
-    depths = range(1, 8)
-    return max((1 - rate ** (k + 1)) / (1 - rate) * plain / (k * draft + times.step(1, 1 + k)) for k in depths)
+    controller, (total, first) = speculator.controller, plain
+    context = len(asked[0]) + len(done[0].ids) // 2
+    draft = controller.times.draft_step(1, context) if speculator.model else 0.0
+    tokens, per_token = 1.0, controller.times.plain(1, context) or 0.0
+    for k, share in enumerate(guesses["by_position"], start=1):
+        tokens += share
+        per_token = min(per_token, (k * draft + controller.times.step(1, 1 + k, context)) / tokens)
+    catch_up = controller.catch_up_s.typical * len(asked[0]) if speculator.model else 0.0
+    return total / (first + catch_up + per_token * (len(done[0].ids) - 1))
+
+
+def peer_speed(args: argparse.Namespace, draft: str, asked: list[int]) -> float:
+    """llama.cpp's new tokens per second from submit to last token."""
+    script = Path(__file__).with_name("speculation_peer.py")
+    order = {"target": args.target, "draft": draft, "ids": asked, "gen": args.gen, "threads": args.threads}
+    command = [args.peer, str(script), json.dumps(order)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().splitlines()[-1]
+    return float(json.loads(found)["tok_s"])
+
+
+def compare(args: argparse.Namespace, plain: LLM, guessing: LLM, draft: str, kind: str) -> dict[str, Any]:
+    """All pairs of one draft and kind of prompt."""
+    params = SamplingParams(max_tokens=args.gen, temperature=args.temperature, seed=1, ignore_eos=True)
+    asked, runs = prompts(plain, kind, args.batch), []
+    for i in range(args.pairs + 1):  # the first pair prepares both
+        order = (plain, guessing) if i % 2 else (guessing, plain)
+        found = {llm: run(llm, asked, params) for llm in order}
+        assert [d.ids for d in found[plain][2]] == [d.ids for d in found[guessing][2]]
+        runs.append((*found[plain][:2], *found[guessing][:2]))
+    done = found[guessing][2]
+    slow, first, fast, first_fast = (list(column) for column in zip(*runs[1:], strict=True))
+    ratios = [a / b for a, b in zip(slow, fast, strict=True)]
+    new, (low, high) = args.gen * args.batch, interval(ratios)
+    drafted = sum(d.timings["speculation"]["drafted"] for d in done)
+    speed = new / statistics.median(fast)
+    return {
+        "draft": draft,
+        "prompt": kind,
+        "plain": new / statistics.median(slow),
+        "tok_s": speed,
+        "ratio": statistics.median(ratios),
+        "low": low,
+        "high": high,
+        "predicted": predicted(guessing, asked, done, (statistics.median(slow), statistics.median(first))),
+        "accepted": sum(d.timings["speculation"]["accepted"] for d in done) / drafted if drafted else None,
+        "ttft": statistics.median(b / a for a, b in zip(first, first_fast, strict=True)),
+        "probes": guessing.stats()["speculation"]["probe_share"],
+        "peer": speed / peer_speed(args, draft, asked[0]) if args.peer else None,
+        "by_position": done[0].timings["speculation"]["by_position"],
+        "own_account": done[0].timings["speculation"]["speedup"],
+    }
 
 
 def main() -> None:
-    """One JSON line per draft and kind of prompt."""
+    """One JSON line per draft and kind of prompt, then a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target")
     parser.add_argument("--drafts", required=True)
     parser.add_argument("--gen", type=int, default=128)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--kinds", default="edit,summary,prose,random")
+    parser.add_argument("--peer", help="Python that has xllamacpp.")
     args = parser.parse_args()
-    params = SamplingParams(max_tokens=args.gen, temperature=args.temperature, seed=1, ignore_eos=True)
     settings: dict[str, Any] = {"backend": "cpu", "threads": args.threads, "ctx": 2048, "prefix_sharing": False}
+    rows = []
     with LLM(args.target, **settings) as plain:
         for draft in args.drafts.split(","):
-            with LLM(args.target, draft=draft, **settings) as guessing:
-                for kind, prompt in prompts(plain).items():
-                    if kind not in args.kinds.split(","):
-                        continue
-                    runs = []
-                    for _ in range(args.pairs + 1):  # the first pair prepares both
-                        base, first, expected = speed(plain, prompt, params)
-                        fast, first_fast, done = speed(guessing, prompt, params)
-                        assert done.ids == expected.ids
-                        runs.append((base, fast, fast / base, first_fast / first))
-                    base, fast, ratio, ttft = (statistics.median(column) for column in zip(*runs[1:], strict=True))
-                    guesses = done.timings["speculation"]
-                    report(
-                        "speculation",
-                        target=args.target,
-                        draft=draft,
-                        prompt=kind,
-                        plain_tok_s=base,
-                        tok_s=fast,
-                        ratio=ratio,
-                        ttft_ratio=ttft,
-                        acceptance=guesses["accepted"] / guesses["drafted"] if guesses["drafted"] else None,
-                        predicted=predicted(guessing, guesses),
-                        by_position=guesses["by_position"],
-                        probe_share=guessing.stats()["speculation"]["probe_share"],
-                    )
+            with LLM(args.target, draft=draft.replace("+", ","), **settings) as guessing:
+                for kind in args.kinds.split(","):
+                    rows.append(compare(args, plain, guessing, draft, kind))
+                    report("speculation", target=args.target, gen=args.gen, batch=args.batch, **rows[-1])
+    shown = [[Path(row["draft"]).stem, *(row[name] for name in COLUMNS[1:])] for row in rows]
+    for row in [COLUMNS, *shown]:
+        print(*(f"{v:<12}" if isinstance(v, str) else f"{'-' if v is None else format(v, '.3f'):<12}" for v in row))
 
 
 if __name__ == "__main__":

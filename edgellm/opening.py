@@ -139,7 +139,8 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
         speculator = None
         if lookup or model:
             most = settings.draft_max or DEPTH
-            speculator = Speculator(config.ctx, PromptLookup() if lookup else None, model, most)
+            shares = _context_share(target, config), _context_share(draft, config) if draft else 0.0
+            speculator = Speculator(config.ctx, PromptLookup() if lookup else None, model, most, *shares)
         engine = Engine(config, target.config, runner, target.tokenizer, pools.blocks, swap, speculator)
         engine.plan, engine.facts = plan, {"backend": placed.describe()}
         if speculator:
@@ -177,6 +178,12 @@ def _draft_model(
     backend.keep_weights(None)  # a draft is small, and worth nothing if it is slow
     runner = _runner(draft, backend, pools, config)
     return DraftModel(runner, draft.config, pools.blocks, config.block_size, config.ctx, vocab)
+
+
+def _context_share(file: ModelFile, config: EngineConfig) -> float:
+    """Bytes of cache that one more token adds for good, over bytes of weights."""
+    short, long = (kv_bytes(file.config, tokens, config.kv_type) for tokens in (1 << 20, 1 << 21))
+    return (long - short) / (1 << 20) / file.gguf.nbytes
 
 
 def _draft_kinds(draft: str | None) -> tuple[bool, str | None]:

@@ -14,6 +14,7 @@ from edgellm.config import SamplingParams
 from edgellm.engine.output import Completion, TextOutput, TokenEvent, TokenLogprobs, TokenText
 from edgellm.engine.request import Request
 from edgellm.engine.sampler import Sampler, log_softmax_at, top_ids
+from edgellm.engine.tally import Tally
 from edgellm.errors import EdgeLLMError
 
 __all__ = ["Answer"]
@@ -38,13 +39,10 @@ class Answer:
         """Results of requests that want rows instead of tokens."""
         self.finish_reason: str | None = None
         self.error: EdgeLLMError | None = None
-        self.drafted_at: list[int] = []
-        self.accepted_at: list[int] = []
-        """How often the guess at each position of a run was made, and accepted."""
+        self.guesses = Tally()
         self.speculating = False
         """Whether guesses are made for this request; then `speedup` says what they gained against plain decoding."""
         self.speedup: float | None = None
-        self.num_verifications = 0
         self.arrived = time.perf_counter()
         self.started: float | None = None
         self.first_token: float | None = None
@@ -57,18 +55,17 @@ class Answer:
         Every token is drawn from the target's own distribution with the request's own generator, so drafts change
         neither the distribution nor, for a seed, the tokens. Ends inside the run where the answer ends."""
         tokens: list[int] = []
-        self.num_verifications += bool(drafts)
-        for i in range(len(drafts)):
-            _count(self.drafted_at, i)
+        accepted = 0
         for i, row in enumerate(rows):
             token = self.sampler.sample(row)
             tokens.append(token)
             self._take(token, row)
-            accepted = i < len(drafts) and token == drafts[i]
-            if accepted:
-                _count(self.accepted_at, i)
-            if not accepted or self.finish_reason:
+            if i == len(drafts) or token != drafts[i]:
                 break
+            accepted += 1
+            if self.finish_reason:
+                break
+        self.guesses.count(len(drafts), accepted)
         return tokens
 
     def close(self, reason: str, error: EdgeLLMError | None = None) -> None:
@@ -121,14 +118,7 @@ class Answer:
 
     def speculation(self) -> dict[str, Any]:
         """Guesses made and accepted: in total, the share by position in the run, and how many per verification."""
-        accepted = self.accepted_at + [0] * (len(self.drafted_at) - len(self.accepted_at))
-        return {
-            "drafted": sum(self.drafted_at),
-            "accepted": sum(accepted),
-            "by_position": [a / d for a, d in zip(accepted, self.drafted_at, strict=True)],
-            "mean_accepted": sum(accepted) / self.num_verifications if self.num_verifications else 0.0,
-            "speedup": self.speedup,
-        }
+        return {**self.guesses.report(), "speedup": self.speedup}
 
     def _take(self, token: int, row: Rows) -> None:
         """Count a chosen token; sets `finish_reason` where it is the last."""
@@ -155,8 +145,3 @@ class Answer:
     def _entry(self, token: int, logprob: float) -> TokenLogprobs:
         data = self.tokenizer.token_bytes(token)
         return TokenLogprobs(token, data.decode("utf-8", "replace"), data, min(0.0, logprob))
-
-
-def _count(counts: list[int], position: int) -> None:
-    counts += [0] * (position + 1 - len(counts))
-    counts[position] += 1

@@ -8,19 +8,21 @@ on the way wins. Depth 0 for all is plain decoding.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter
 from collections.abc import Sequence
-from statistics import median
+from dataclasses import dataclass
 
-__all__ = ["Acceptance", "DepthController", "StepTimes"]
+from edgellm.engine.step_times import Recent, StepTimes
+
+__all__ = ["Acceptance", "DepthController", "Prospect"]
 
 MARGIN = 1.03
 """A guess must promise this much more than plain decoding: measured times are noisy, and a tie is a loss."""
 MAX_EXTRA_ROWS = 32
 PROBE_SHARE = 0.01
 """Share of the time that may go into finding out whether guessing pays again."""
-UNKNOWN_ROW = 0.15
-"""Cost of one more row, in plain steps, before it has been measured."""
+REFRESH = 64
+"""Steps with guesses after which one without them measures again what plain decoding takes."""
 
 
 class Acceptance:
@@ -41,68 +43,24 @@ class Acceptance:
         self._wrong = fade * self._wrong + (accepted < drafted)
 
 
-class StepTimes:
-    """Median times of recent decode-only steps by (sequences, rows), and of draft steps. The first step of a kind is
-    not counted: a backend may prepare itself in it."""
+@dataclass(frozen=True)
+class Prospect:
+    """What guessing for one sequence may bring: acceptance of its next guess, guesses at most, and whether each one
+    takes a pass of the draft model."""
 
-    def __init__(self) -> None:
-        self._seen: set[tuple[int, int]] = set()
-        self._steps: dict[int, dict[int, deque[float]]] = defaultdict(lambda: defaultdict(lambda: deque(maxlen=9)))
-        self._drafts: deque[float] = deque(maxlen=33)
-
-    def observe(self, num_seqs: int, num_rows: int, seconds: float) -> None:
-        """One step without prompt tokens, guessing not included."""
-        if (num_seqs, num_rows) in self._seen:
-            self._steps[num_seqs][num_rows].append(seconds)
-        self._seen.add((num_seqs, num_rows))
-
-    def set(self, num_seqs: int, num_rows: int, seconds: float) -> None:
-        """A time measured on its own, warm."""
-        self._seen.add((num_seqs, num_rows))
-        self._steps[num_seqs][num_rows].append(seconds)
-
-    def observe_draft(self, seconds: float) -> None:
-        """One pass of the draft, for one guess of each sequence."""
-        self._drafts.append(seconds)
-
-    def plain(self, num_seqs: int) -> float | None:
-        """Seconds of a step without guesses; None before one was seen."""
-        times = self._steps[num_seqs].get(num_seqs)
-        return median(times) if times else None
-
-    def step(self, num_seqs: int, num_rows: int) -> float:
-        """Seconds of a step with that many rows: measured, or between and beyond what was measured."""
-        known = {rows: median(times) for rows, times in self._steps[num_seqs].items() if times}
-        if num_rows in known:
-            return known[num_rows]
-        plain = known.get(num_seqs, 0.0)
-        below = max((r for r in known if r < num_rows), default=num_seqs)
-        above = min((r for r in known if r > num_rows), default=None)
-        if above is not None:
-            share = (num_rows - below) / (above - below)
-            return known.get(below, plain) * (1 - share) + known[above] * share
-        return known.get(below, plain) + self._row_cost(plain / num_seqs) * (num_rows - below)
-
-    def _row_cost(self, plain: float) -> float:
-        """Seconds of one more row, by what a single sequence's steps of more rows took."""
-        known = {rows: median(times) for rows, times in self._steps[1].items() if times}
-        if len(known) < 2:
-            return UNKNOWN_ROW * plain
-        few, most = sorted(known)[-2:]
-        return max(0.0, (known[most] - known[few]) / (most - few))
-
-    @property
-    def draft_step(self) -> float:
-        """Seconds of one pass of the draft; 0 before one was seen."""
-        return median(self._drafts) if self._drafts else 0.0
+    rate: float
+    limit: int
+    costs: bool
 
 
 class DepthController:
-    """Chooses depths, and accounts for what guessing won or lost against plain decoding."""
+    """Chooses depths, and accounts for what guessing won or lost against plain decoding. `context`: see StepTimes."""
 
     def __init__(self, most: int):
         self.most = most
         self.times = StepTimes()
+        self.catch_up_s = Recent()
+        """Seconds per prompt token of the draft's catching up."""
         self.probe_s = 0.0
         """Time lost to guesses made only to find out."""
         self.total_s = 0.0
@@ -110,67 +68,88 @@ class DepthController:
         """What plain decoding would have taken for the same tokens."""
         self.probing = False
         """Whether the last choice was made only to find out."""
-        self.catch_up_s: deque[float] = deque(maxlen=9)
-        """Seconds per prompt token of the draft's catching up."""
+        self._since_plain: Counter[int] = Counter()
 
-    def choose(self, rates: Sequence[float], limits: Sequence[int], draft_costs: bool) -> list[int]:
-        """Depth per sequence, each at most its limit. `rates`: acceptance of each sequence's next guess."""
-        n = len(rates)
-        plain = self.times.plain(n)
-        zero = [0] * n
+    def choose(self, prospects: Sequence[Prospect], context: int = 0) -> list[int]:
+        """Depth per sequence, each at most its limit."""
+        n = len(prospects)
         self.probing = False
-        if plain is None:
-            return zero
-        depths, likely = list(zero), list(rates)
-        tokens, best, best_rate = float(n), zero, MARGIN * n / plain
-        step = self.times.draft_step if draft_costs else 0.0
-        for extra in range(1, MAX_EXTRA_ROWS + 1):
-            open_ = [i for i in range(n) if depths[i] < min(limits[i], self.most)]
-            if not open_:
-                break
-            i = max(open_, key=lambda i: likely[i])
-            depths[i] += 1
-            tokens += likely[i]
-            likely[i] *= rates[i]
-            rate = tokens / (step * max(depths) + self.times.step(n, n + extra))
-            if rate > best_rate:
-                best, best_rate = list(depths), rate
-        if best == zero and any(limits) and self._may_probe(n):
+        plain = self.times.plain(n, context)
+        if plain is None or not any(p.limit for p in prospects):
+            return [0] * n
+        best = self._best(prospects, context, plain)
+        if any(best):
+            return best if self._since_plain[n] < REFRESH else [0] * n
+        i = max(range(n), key=lambda i: (prospects[i].limit > 0, prospects[i].rate))
+        if self.may_lose(self.probe_loss(n, prospects[i].costs)):
             self.probing = True
-            i = max(range(n), key=lambda i: (limits[i] > 0, rates[i]))
-            best = [min(2, limits[i]) if j == i else 0 for j in range(n)]
+            best[i] = min(2, prospects[i].limit)
         return best
 
-    def observe(self, num_seqs: int, num_tokens: int, seconds: float, expected_worse: bool) -> None:
-        """A decode-only step, guessing included, gave `num_tokens`. `expected_worse`: it was a probe."""
-        plain = self.times.plain(num_seqs)
+    def account(self, num_seqs: int, num_rows: int, num_tokens: int, seconds: float, context: int = 0) -> None:
+        """A decode-only step, guessing included, gave `num_tokens`."""
+        self._since_plain[num_seqs] = self._since_plain[num_seqs] + 1 if num_rows > num_seqs else 0
+        plain = self.times.plain(num_seqs, context)
         if plain is None:
             return
         self.total_s += seconds
         self.plain_s += plain * num_tokens / num_seqs
-        if expected_worse:
+        if self.probing:
             self.probe_s += max(0.0, seconds - plain * num_tokens / num_seqs)
 
-    def pays(self, behind: int, left: int, rate: float) -> bool:
-        """Whether `left` tokens guessed at this acceptance win back what computing `behind` prompt tokens costs."""
-        plain = self.times.plain(1)
+    def promise(self, prospect: Prospect, num_seqs: int = 1, context: int = 0) -> float:
+        """Least expected seconds per token and sequence if all sequences had this prospect; inf without guesses."""
+        draft = self.times.draft_step(num_seqs, context) if prospect.costs else 0.0
+        tokens, likely, best = 1.0, 1.0, float("inf")
+        for k in range(1, min(prospect.limit, self.most, max(1, MAX_EXTRA_ROWS // num_seqs)) + 1):
+            likely *= prospect.rate
+            tokens += likely
+            best = min(best, (k * draft + self.times.step(num_seqs, num_seqs * (1 + k), context)) / tokens)
+        return best
+
+    def pays(self, behind: int, left: int, rate: float, num_seqs: int = 1, context: int = 0) -> bool:
+        """Whether `left` tokens guessed at this acceptance win back what computing `behind` tokens by the draft costs,
+        for each of the sequences."""
+        plain = self.times.plain(num_seqs, context)
         if plain is None:
             return False
-        draft = self.times.draft_step or plain / 4
-        per_token = median(self.catch_up_s) if self.catch_up_s else draft / 4
-        best = max(
-            (1 - rate ** (k + 1)) / (1 - min(rate, 0.999)) / (k * draft + self.times.step(1, 1 + k))
-            for k in range(1, self.most + 1)
-        )
-        return left * (plain - 1 / best) > behind * per_token
+        gain = plain / MARGIN - self.promise(Prospect(rate, self.most, True), num_seqs, context)
+        return left * gain > num_seqs * behind * self.catch_up_s.typical
+
+    def may_lose(self, seconds: float) -> bool:
+        """Whether that much more may go into finding out whether guessing pays."""
+        return self.probe_s + seconds <= PROBE_SHARE * self.total_s
+
+    def probe_loss(self, num_seqs: int, costs: bool) -> float:
+        """Seconds lost to a probe whose guesses are all wrong."""
+        more_rows = self.times.step(num_seqs, num_seqs + 2) - self.times.step(num_seqs, num_seqs)
+        return max(0.0, more_rows) + (2 * self.times.draft_step() if costs else 0.0)
 
     @property
     def speedup(self) -> float | None:
         """Tokens per second against plain decoding in the same process; None before anything was decoded."""
         return self.plain_s / self.total_s if self.total_s else None
 
-    def _may_probe(self, num_seqs: int) -> bool:
-        """Whether one more probe, if all its guesses are wrong, stays within the share."""
-        plain = self.times.plain(num_seqs) or 0.0
-        loss = self.times.step(num_seqs, num_seqs + 2) - plain + 2 * self.times.draft_step
-        return self.probe_s + loss <= PROBE_SHARE * self.total_s
+    def _best(self, prospects: Sequence[Prospect], context: int, plain: float) -> list[int]:
+        n = len(prospects)
+        draft = self.times.draft_step(n, context)
+        depths, likely = [0] * n, [p.rate for p in prospects]
+        tokens, passes = float(n), 0
+        best, best_rate = list(depths), MARGIN * n / plain
+        for extra in range(1, MAX_EXTRA_ROWS + 1):
+            open_ = [i for i, p in enumerate(prospects) if depths[i] < min(p.limit, self.most)]
+            if not open_:
+                break
+            i = max(open_, key=likely.__getitem__)
+            depths[i] += 1
+            tokens += likely[i]
+            likely[i] *= prospects[i].rate
+            if prospects[i].costs:
+                passes = max(passes, depths[i])
+            seconds = draft * passes + self.times.step(n, n + extra, context)
+            if tokens / seconds > best_rate:
+                best, best_rate = list(depths), tokens / seconds
+            hope = sum(likely[j] / (1 - min(prospects[j].rate, 0.99)) for j in open_)
+            if (tokens + hope) / seconds <= best_rate:
+                break  # even if all further guesses came for nothing
+        return best

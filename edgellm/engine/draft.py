@@ -12,13 +12,14 @@ from edgellm.engine.answer import Answer
 from edgellm.engine.kv_cache import KVCache, make_kind
 from edgellm.engine.model_runner import Runner
 from edgellm.engine.request import Request
+from edgellm.engine.sampler import Sampler
 from edgellm.engine.scheduler import Schedule, ScheduledRequest
 from edgellm.models.config import ModelConfig
 
 __all__ = ["DraftModel", "time_rows"]
 
 CHUNK = 256
-"""Prompt tokens the draft model computes at once while it catches up, between two steps of the target."""
+"""Tokens the draft model computes at once while it catches up, between two steps of the target."""
 MOST_ROWS = 8
 
 
@@ -43,11 +44,11 @@ class DraftModel:
         kinds = [make_kind(group, block_size) for group in config.cache_groups]
         self.kv = KVCache(kinds, num_blocks, block_size, runner.copy_block)
         self._shadows: dict[int, Request] = {}
-        self.pass_s: list[float] = []
-        """Seconds of each pass of the last `propose`, those that caught up on many tokens left out."""
+        self.passes: list[tuple[int, int, float, int]] = []
+        """Each pass of the last `propose`: sequences, rows, seconds, sum of the sequences' lengths."""
 
     def measure(self) -> tuple[float, float]:
-        """Seconds of one guess, and of one prompt token of catching up; the second of two runs each."""
+        """Seconds of one guess, and of one prompt token of catching up; the better of two runs each."""
         n = min(CHUNK, self.ctx) // 2
         return time_rows(self.runner, self.kv, 1), time_rows(self.runner, self.kv, n) / n
 
@@ -62,39 +63,42 @@ class DraftModel:
             return 0
         return max(0, self.ctx - request.num_tokens)
 
-    def catch_up(self, request: Request) -> bool:
-        """Compute one chunk of what the draft lacks. True when at most one chunk is left for `propose`."""
-        shadow = self._follow(request)
-        if shadow is None:
-            return False
-        if shadow.num_uncomputed_tokens > CHUNK:
-            if not self.kv.allocate(shadow, shadow.num_computed_tokens + CHUNK):
-                return False
-            self.runner.run(Schedule([ScheduledRequest(shadow, CHUNK, 0)]))
-            shadow.num_computed_tokens += CHUNK
-            self.kv.advance(shadow)
-        return shadow.num_uncomputed_tokens <= CHUNK
+    def catch_up(self, requests: Sequence[Request]) -> int:
+        """Compute what the draft lacks, but for the last token of each request: `CHUNK` tokens at most, those of the
+        first requests first. Returns how many it were; 0 where the pools have no room."""
+        items: list[ScheduledRequest] = []
+        left = CHUNK
+        for request in requests:
+            shadow = self._follow(request) if left else None
+            if shadow is None:
+                continue
+            n = min(left, shadow.num_uncomputed_tokens - 1)
+            if n > 0 and self.kv.allocate(shadow, shadow.num_computed_tokens + n):
+                items.append(ScheduledRequest(shadow, n, 0))
+                left -= n
+        if items:
+            self.runner.run(Schedule(items))
+        for item in items:
+            item.request.num_computed_tokens += item.num_scheduled_tokens
+            self.kv.advance(item.request)
+        return CHUNK - left
 
     def propose(self, wanted: Sequence[tuple[Answer, int]]) -> list[list[int]]:
         """Guesses per answer, up to the given depth. Each guess is what the target would say if it had the draft's
         logits: the same settings, and the random number the target is going to use there."""
-        guesses: list[list[int]] = [[] for _ in wanted]
-        self.pass_s = []
-        shadows = [self._follow(answer.request) for answer, _ in wanted]
-        numbers = [answer.sampler.peek(depth) for answer, depth in wanted]
-        for step in range(max((depth for _, depth in wanted), default=0)):
-            items = {}
-            for i, (shadow, (_, depth)) in enumerate(zip(shadows, wanted, strict=True)):
-                if shadow and depth > step == len(guesses[i]) and self.kv.allocate(shadow, shadow.num_tokens):
-                    items[i] = ScheduledRequest(shadow, shadow.num_uncomputed_tokens, 0)
-            rows = self._timed_run(list(items.values())) if items else []
-            for (i, item), row in zip(items.items(), rows, strict=True):
-                item.request.num_computed_tokens = item.request.num_tokens
-                if np.isfinite(row[0].max()):
-                    guess = wanted[i][0].sampler.guess(row[0][: self.vocab_size], numbers[i][step])
-                    item.request.token_ids.append(guess)
-                    guesses[i].append(guess)
-        return guesses
+        self.passes = []
+        guessers = [_Guesser(answer.sampler, self._follow(answer.request), depth) for answer, depth in wanted]
+        try:
+            for _ in range(max((depth for _, depth in wanted), default=0)):
+                going = [g for g in guessers if g.shadow and self.kv.allocate(g.shadow, g.shadow.num_tokens)]
+                if not going:
+                    break
+                for guesser, logits in zip(going, self._pass(going), strict=True):
+                    guesser.take(logits[: self.vocab_size])
+        finally:
+            for guesser in guessers:
+                guesser.sampler.take_back()
+        return [guesser.guesses for guesser in guessers]
 
     def forget(self, request_id: int) -> None:
         """The request has ended: give its blocks back."""
@@ -110,12 +114,16 @@ class DraftModel:
         """Give back the draft's memory."""
         self.runner.close()
 
-    def _timed_run(self, items: list[ScheduledRequest]) -> list[npt.NDArray[np.float32]]:
+    def _pass(self, guessers: Sequence[_Guesser]) -> list[npt.NDArray[np.float32]]:
+        """Logits (vocab,) after the last token of each shadow."""
+        shadows = [guesser.shadow for guesser in guessers if guesser.shadow]
+        items = [ScheduledRequest(shadow, shadow.num_uncomputed_tokens, 0) for shadow in shadows]
         began = time.perf_counter()
         rows = self.runner.run(Schedule(items))
-        if all(item.num_scheduled_tokens <= MOST_ROWS for item in items):
-            self.pass_s.append(time.perf_counter() - began)
-        return rows
+        seconds = time.perf_counter() - began
+        num_rows = sum(item.num_scheduled_tokens for item in items)
+        self.passes.append((len(items), num_rows, seconds, sum(shadow.num_tokens for shadow in shadows)))
+        return [row[0] for row in rows]
 
     def _follow(self, request: Request) -> Request | None:
         """The shadow with exactly the request's tokens; None when the draft's pools have no room for it."""
@@ -139,6 +147,29 @@ class DraftModel:
         self.kv.advance(shadow)
         self.kv.roll_back(shadow)
         return shadow
+
+
+class _Guesser:
+    """One request's run of guesses. `shadow` is None once no more are wanted or possible."""
+
+    def __init__(self, sampler: Sampler, shadow: Request | None, depth: int):
+        self.sampler = sampler
+        self.shadow = shadow if depth else None
+        self.guesses: list[int] = []
+        self._numbers = sampler.peek(depth)
+
+    def take(self, logits: npt.NDArray[np.float32]) -> None:
+        """The draft's logits for the next guess."""
+        assert self.shadow is not None
+        self.shadow.num_computed_tokens = self.shadow.num_tokens
+        guess = self.sampler.guess(logits, self._numbers[len(self.guesses)])
+        if guess is None:
+            self.shadow = None
+            return
+        self.shadow.token_ids.append(guess)
+        self.guesses.append(guess)
+        if self.sampler.suppose(guess) or len(self.guesses) == len(self._numbers):
+            self.shadow = None
 
 
 def time_rows(runner: Runner, kv: KVCache, n: int) -> float:

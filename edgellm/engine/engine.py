@@ -113,6 +113,9 @@ class Engine:
         if schedule.items:
             results = [self._advance(i, rows) for i, rows in zip(schedule.items, self._run(schedule), strict=True)]
             self._learn(schedule, results, num_settled, time.perf_counter() - started)
+            for answer, _, _ in results:
+                if answer.finish_reason:
+                    self._finish(answer, answer.finish_reason)
         return self._events()
 
     def abort(self, request_id: int) -> None:
@@ -166,13 +169,15 @@ class Engine:
 
     def _speculate(self) -> None:
         """Guess ahead where all that runs is decoding: prompt tokens would blur what a guess costs."""
-        running = self.scheduler.running
-        if self.speculator and running and not self.scheduler.waiting and self.scheduler.num_decoding == len(running):
-            try:
-                self.speculator.propose([self.answers[request.request_id] for request in running])
-            except Exception:
-                log.exception("the draft failed; decoding goes on without it")
-                self.speculator = None
+        scheduler = self.scheduler
+        admits = scheduler.waiting and not scheduler.blocked
+        if not (self.speculator and scheduler.running) or admits or scheduler.num_decoding < len(scheduler.running):
+            return
+        try:
+            self.speculator.propose([self.answers[request.request_id] for request in scheduler.running])
+        except Exception:
+            log.exception("the draft failed; decoding goes on without it")
+            self.speculator = None
 
     def _num_settled(self) -> int:
         """Answers under way that somebody reads along with."""
@@ -216,7 +221,7 @@ class Engine:
             try:
                 accepted = answer.accept(rows, drafts)
             except Exception as error:  # a grammar may raise anything; the others' answers go on
-                self._finish(answer, "error", _known(error, "choosing a token failed"))
+                answer.close("error", _known(error, "choosing a token failed"))
                 return answer, 0, 0
         request.num_computed_tokens += item.num_scheduled_tokens - len(drafts) + max(0, len(accepted) - 1)
         request.token_ids += accepted
@@ -224,8 +229,6 @@ class Engine:
         self.kv.roll_back(request)
         if not request.max_tokens and request.num_computed_tokens == request.num_tokens:
             answer.close("length")
-        if answer.finish_reason:
-            self._finish(answer, answer.finish_reason)
         return answer, len(drafts), len(accepted)
 
     def _finish(self, answer: Answer, reason: str, error: EdgeLLMError | None = None) -> None:
@@ -233,8 +236,7 @@ class Engine:
         self.scheduler.finish(answer.request)
         del self.answers[answer.request.request_id]
         if self.speculator:
-            self.speculator.forget(answer.request.request_id)
-            answer.speculating, answer.speedup = True, self.speculator.controller.speedup
+            self.speculator.finished(answer)
         self.metrics.finished(answer)
         if event := answer.event():
             self._closing.append((answer.request.request_id, event))

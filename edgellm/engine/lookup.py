@@ -16,8 +16,8 @@ class PromptLookup:
     def __init__(self) -> None:
         self._indexes: dict[int, _Index] = {}
 
-    def propose(self, request: Request, depth: int) -> list[int]:
-        """Up to `depth` tokens that may follow, or none."""
+    def propose(self, request: Request, depth: int) -> tuple[list[int], int]:
+        """Up to `depth` tokens that may follow, or none, and the length of the n-gram that speaks for them."""
         index = self._indexes.setdefault(request.request_id, _Index())
         return index.guess(request.token_ids, depth)
 
@@ -33,7 +33,7 @@ class _Index:
         self._follows: dict[tuple[int, ...], int] = {}
         self._seen = 0
 
-    def guess(self, tokens: list[int], depth: int) -> list[int]:
+    def guess(self, tokens: list[int], depth: int) -> tuple[list[int], int]:
         for end in range(max(self._seen, SHORT), len(tokens)):
             for n in (SHORT, LONG):
                 if end >= n:
@@ -46,5 +46,5 @@ class _Index:
                 # A match that runs into the end of the text repeats: its period is what lies between.
                 while len(found) < depth:
                     found += tokens[start : start + depth - len(found)]
-                return found
-        return []
+                return found, n
+        return [], 0

@@ -43,8 +43,8 @@ class Metrics:
         self.totals["cached_tokens"] += request.num_cached_tokens
         self.totals["new_tokens"] += request.num_new_tokens
         self.totals["preemptions"] += request.num_preemptions
-        self.totals["drafted_tokens"] += sum(answer.drafted_at)
-        self.totals["accepted_tokens"] += sum(answer.accepted_at)
+        self.totals["drafted_tokens"] += answer.guesses.drafted
+        self.totals["accepted_tokens"] += answer.guesses.accepted
         for name, values in self._recent.items():
             if name in times:
                 values.append(times[name])

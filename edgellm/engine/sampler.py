@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.config import SamplingParams
-from edgellm.errors import GrammarError, RequestError
+from edgellm.errors import EdgeLLMError, GrammarError, RequestError
 
 __all__ = ["Distribution", "Grammar", "Sampler", "log_softmax_at", "top_ids"]
 
@@ -42,7 +42,7 @@ class Grammar(Protocol):
         """Advance by a token. True when the grammar is complete and only an end token could follow."""
 
     def roll_back(self, n: int) -> None:
-        """Take back the last n accepted tokens (rejected drafts)."""
+        """Take back the last n accepted tokens (guesses that were only supposed)."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class Sampler:
         self.mu = 2.0 * params.mirostat_tau
         self.greedy = params.temperature < GREEDY_BELOW
         self._history = list(history)
+        self._supposed = 0
         self._drawn = 1.0
         self._penalised = params.repeat_last_n != 0 and (
             params.repeat_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
@@ -102,12 +103,30 @@ class Sampler:
         self.rng.bit_generator.state = state
         return numbers
 
-    def guess(self, logits: Floats, number: float) -> int:
-        """What `sample` would say if these were the target's logits and `number` the one it draws. Penalties and
-        grammar are left out: a guess may be wrong, and is verified with them."""
+    def guess(self, logits: Floats, number: float) -> int | None:
+        """What `sample` would say if these were the target's logits and `number` the one it draws. None where they
+        leave nothing to choose from: a draft may know fewer tokens."""
+        try:
+            adjusted = _checked(self._adjusted(logits))
+        except EdgeLLMError:
+            return None
         if self.greedy or self.params.mirostat == 2:
-            return int(np.argmax(logits))
-        return _pick(_cut(logits / np.float32(self.params.temperature), self.params), number)[0]
+            return int(np.argmax(adjusted))
+        return _pick(_cut(adjusted / np.float32(self.params.temperature), self.params), number)[0]
+
+    def suppose(self, token_id: int) -> bool:
+        """Take a guess into history and grammar, until `take_back`. True when the grammar is complete."""
+        self._history.append(token_id)
+        self._supposed += 1
+        return self.grammar.accept(token_id) if self.grammar else False
+
+    def take_back(self) -> None:
+        """Forget all that was supposed."""
+        if self._supposed:
+            del self._history[-self._supposed :]
+            if self.grammar:
+                self.grammar.roll_back(self._supposed)
+        self._supposed = 0
 
     def advance(self, token_id: int) -> bool:
         """Take a chosen token into the state. True when the grammar is complete."""

@@ -81,6 +81,8 @@ class Scheduler:
         self.swap = swap
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.blocked = False
+        """Whether the last step left requests waiting: there was no room for them."""
         self._on_preempt = on_preempt
 
     @property
@@ -109,6 +111,7 @@ class Scheduler:
                 budget -= n if request.num_uncomputed_tokens > 1 else 0
         if len(self.waiting) == num_waiting:
             self._admit_waiting(chosen, budget)
+        self.blocked = bool(self.waiting)
         items = [chosen[r] for r in self.running if r in chosen]
         prefill = sum(i.num_scheduled_tokens for i in items if i.request.num_uncomputed_tokens > 1)
         return Schedule(items, prefill)

@@ -13,7 +13,7 @@ import pytest
 
 from edgellm import LLM, SamplingParams
 from edgellm.engine.answer import Answer
-from edgellm.engine.depth import Acceptance, DepthController
+from edgellm.engine.depth import Acceptance, DepthController, Prospect
 from edgellm.engine.draft import DraftModel
 from edgellm.engine.lookup import PromptLookup
 from edgellm.engine.output import Completion
@@ -30,7 +30,6 @@ class Forced:
 
     def __init__(self, kind: str, depth: int = 7):
         self.kind, self.depth, self.rng = kind, depth, random.Random(0)
-        self.controller = DepthController(depth)
         self.drafted = 0
 
     def propose(self, answers: Sequence[Answer]) -> None:
@@ -40,6 +39,7 @@ class Forced:
             guesses: list[int] = []
             for i, number in enumerate(answer.sampler.peek(max(0, room))):
                 right = answer.sampler.guess(hash_script([*request.token_ids, *guesses]), number)
+                assert right is not None
                 wrong = right % 255 + 1
                 pick = {"right": right, "wrong": wrong, "alternating": (right, wrong)[i % 2]}
                 guesses.append(pick.get(self.kind, self.rng.randrange(1, 256)))
@@ -47,7 +47,7 @@ class Forced:
             self.drafted += len(guesses)
 
     def observe(self, results: Any, seconds: float) -> None: ...
-    def forget(self, request_id: int) -> None: ...
+    def finished(self, answer: Answer) -> None: ...
     def close(self) -> None: ...
     def snapshot(self) -> dict[str, Any]:
         return {}
@@ -109,12 +109,12 @@ def with_draft_model(script: Any, draft_ctx: int = 512, blocks: int = 100, looku
     draft = DraftModel(runner, model_config(draft_ctx), [blocks], 32, 512)
     speculator = Speculator(512, PromptLookup() if lookup else None, draft)
     # A clock is no test: every depth is worth it at these costs, so guesses are always made.
+    times = speculator.controller.times
     for rows, seconds in enumerate([1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07], start=1):
         for seqs in range(1, 9):
-            for _ in range(9):
-                speculator.controller.times.observe(seqs, rows + seqs - 1, seconds)
-    speculator.controller.times.observe = lambda *args: None  # type: ignore[method-assign]
-    speculator.controller.times.observe_draft = lambda *args: None  # type: ignore[method-assign]
+            times.set(seqs, rows + seqs - 1, seconds)
+    times.observe = lambda *args: True  # type: ignore[method-assign]
+    times.observe_draft = lambda *args: True  # type: ignore[method-assign]
     driver.engine.speculator = speculator
     return driver
 
@@ -169,9 +169,10 @@ def test_a_draft_without_blocks_or_with_a_failure_only_leaves_plain_decoding() -
 def test_lookup_follows_the_longest_match() -> None:
     lookup = PromptLookup()
     text = [1, 2, 3, 4, 50, 51, 52, 9, 3, 4, 60, 61, 8, 1, 2, 3, 4]
-    assert lookup.propose(Request(0, text, 9), 3) == [50, 51, 52]
-    assert lookup.propose(Request(1, [5, 6, 7], 9), 3) == []
-    assert lookup.propose(Request(2, [7, 8, 7, 8, 7, 8], 9), 5) == [7, 8, 7, 8, 7]
+    assert lookup.propose(Request(0, text, 9), 3) == ([50, 51, 52], 4)
+    assert lookup.propose(Request(1, [5, 6, 7], 9), 3) == ([], 0)
+    assert lookup.propose(Request(2, [7, 8, 7, 8, 7, 8], 9), 5) == ([7, 8, 7, 8, 7], 4)
+    assert lookup.propose(Request(3, [7, 8, 9, 5, 7, 8], 9), 2) == ([9, 5], 2)
     lookup.forget(0)
 
 
@@ -186,11 +187,14 @@ def test_lookup_guesses_a_repeated_text() -> None:
 
 def controller(draft_step: float, row: float = 0.05) -> DepthController:
     depths = DepthController(7)
-    for _ in range(10):
-        for rows in range(1, 9):
-            depths.times.observe(1, rows, 1.0 + row * (rows - 1))
-        depths.times.observe_draft(draft_step)
+    for rows in range(1, 9):
+        depths.times.set(1, rows, 1.0 + row * (rows - 1))
+    depths.times.set_draft(draft_step)
     return depths
+
+
+def one(rate: float, limit: int = 7, costs: bool = True) -> list[Prospect]:
+    return [Prospect(rate, limit, costs)]
 
 
 def test_the_depth_is_the_best_by_the_formula() -> None:
@@ -199,29 +203,28 @@ def test_the_depth_is_the_best_by_the_formula() -> None:
         speeds = [sum(rate**i for i in range(k + 1)) / (0.1 * k + 1 + 0.05 * k) for k in range(8)]
         best = max(range(8), key=lambda k: speeds[k])
         expected = best if speeds[best] > 1.03 * speeds[0] else 0
-        assert depths.choose([rate], [7], True) == [expected]
+        assert depths.choose(one(rate)) == [expected]
 
 
 def test_a_slow_draft_is_not_asked_but_for_rare_probes() -> None:
     depths = controller(draft_step=2.0)
     drafted = 0
     for _ in range(1000):
-        [depth] = depths.choose([0.9], [7], True)
+        [depth] = depths.choose(one(0.9))
         drafted += depth > 0
         seconds = 1.0 if not depth else 1 + 0.05 * depth + 2.0 * depth
-        depths.observe(1, 1, seconds, depths.probing)
+        depths.account(1, 1 + depth, 1, seconds)
     assert 1 <= drafted <= 10
     assert depths.probe_s <= 0.02 * depths.total_s
 
 
 def test_limits_and_batches() -> None:
     depths = controller(draft_step=0.0)
-    assert depths.choose([0.9], [2], False) == [2]
-    assert depths.choose([0.9], [0], False) == [0]
-    for _ in range(10):
-        for rows in range(2, 17):
-            depths.times.observe(2, rows, 1.0 + 0.05 * (rows - 2))
-    likely, unlikely = depths.choose([0.95, 0.05], [7, 7], False)
+    assert depths.choose(one(0.9, 2, costs=False)) == [2]
+    assert depths.choose(one(0.9, 0, costs=False)) == [0]
+    for rows in range(2, 17):
+        depths.times.set(2, rows, 1.0 + 0.05 * (rows - 2))
+    likely, unlikely = depths.choose([*one(0.95, costs=False), *one(0.05, costs=False)])
     assert likely >= 5 and unlikely == 0
 
 
