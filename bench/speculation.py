@@ -28,6 +28,7 @@ from typing import Any
 from common import random_prompts, report
 
 from edgellm import LLM, SamplingParams
+from edgellm.engine.depth import Prospect
 
 CODE = '''def read_table(path, separator=","):
     """Rows of a text table as lists of strings."""
@@ -59,7 +60,20 @@ MESSAGES = {
 }
 
 
-COLUMNS = ("draft", "prompt", "plain", "tok_s", "ratio", "low", "high", "predicted", "accepted", "ttft", "probes", "peer")
+COLUMNS = (
+    "draft",
+    "prompt",
+    "plain",
+    "tok_s",
+    "ratio",
+    "low",
+    "high",
+    "predicted",
+    "accepted",
+    "ttft",
+    "probes",
+    "peer",
+)
 
 
 def prompts(llm: LLM, kind: str, batch: int) -> list[list[int]]:
@@ -88,21 +102,20 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 
 def predicted(llm: LLM, asked: list[list[int]], done: list[Any], plain: tuple[float, float]) -> float | None:
-    """Speed-up of one request by measured step times and acceptance, at the best fixed depth; `plain`: its seconds to
-    the last and to the first token."""
-    speculator = llm.engine.speculator
-    guesses = done[0].timings["speculation"]
+    """Speed-up of one request by measured step times and acceptance: tokens of verified runs at the best depth, the
+    others (nothing to look up, catching up) as plain steps. `plain`: its seconds to the last and to the first token."""
+    speculator, guesses = llm.engine.speculator, done[0].timings["speculation"]
     if speculator is None or len(asked) > 1 or not guesses["drafted"]:
         return None
     controller, (total, first) = speculator.controller, plain
-    context = len(asked[0]) + len(done[0].ids) // 2
-    draft = controller.times.draft_step(1, context) if speculator.model else 0.0
-    tokens, per_token = 1.0, controller.times.plain(1, context) or 0.0
-    for k, share in enumerate(guesses["by_position"], start=1):
-        tokens += share
-        per_token = min(per_token, (k * draft + controller.times.step(1, 1 + k, context)) / tokens)
+    context, runs, accepted = len(asked[0]) + len(done[0].ids) // 2, guesses["verifications"], guesses["accepted"]
+    rate = accepted / (accepted + guesses["rejected"])
+    per_token = controller.promise(Prospect(rate, controller.most, speculator.model is not None), 1, context)
+    step = controller.times.plain(1, context) or 0.0
     catch_up = controller.catch_up_s.typical * len(asked[0]) if speculator.model else 0.0
-    return total / (first + catch_up + per_token * (len(done[0].ids) - 1))
+    guessed = accepted + runs
+    plain_tokens = len(done[0].ids) - 1 - guessed
+    return total / (first + catch_up + min(per_token, step) * guessed + step * plain_tokens)
 
 
 def peer_speed(args: argparse.Namespace, draft: str, asked: list[int]) -> float:

@@ -3,7 +3,7 @@
     python bench/speculation_peer.py '{"target": ..., "draft": ..., "ids": [...], "gen": 128, "threads": 2}'
 
 `draft`: a model's path, or "lookup" (its n-gram drafts from the context). Prints {"tok_s": new tokens per second from
-submit to last token, "runs": [...]}: of its default of 3 guesses and of 7, with and without flash attention, the best.
+submit to last token, "runs": [...]}: of its default of 3 guesses and of 7, two runs each, the best.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ from typing import Any
 
 import xllamacpp as x
 
-FLASH = x.llama_flash_attn_type
 
-
-def open_server(order: dict[str, Any], most: int, flash: bool) -> Any:
+def open_server(order: dict[str, Any], most: int) -> Any:
     """A server for one sequence with the draft."""
     p = x.CommonParams()
     p.model.path, p.n_parallel, p.warmup = order["target"], 1, True
     p.n_ctx = len(order["ids"]) + order["gen"] + 64
     p.cpuparams.n_threads = p.cpuparams_batch.n_threads = order["threads"]
-    p.flash_attn_type = FLASH.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash else FLASH.LLAMA_FLASH_ATTN_TYPE_DISABLED
     kinds = x.common_speculative_type
     if order["draft"] == "lookup":
         p.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
@@ -41,15 +38,14 @@ def main() -> None:
     order = json.loads(sys.argv[1])
     runs = []
     for most in (3, 7) if order["draft"] != "lookup" else (3,):
-        for flash in (False, True):
-            server = open_server(order, most, flash)
-            for _ in range(2):
-                request = {"prompt": order["ids"], "n_predict": order["gen"], "temperature": 0, "ignore_eos": True}
-                began = time.perf_counter()
-                answer = server.handle_completions({**request, "cache_prompt": False})
-                seconds = time.perf_counter() - began
-                timings = (json.loads(answer) if isinstance(answer, (str, bytes)) else answer)["timings"]
-                runs.append({"most": most, "flash": flash, "tok_s": timings["predicted_n"] / seconds, **timings})
+        server = open_server(order, most)
+        for _ in range(2):
+            request = {"prompt": order["ids"], "n_predict": order["gen"], "temperature": 0, "ignore_eos": True}
+            began = time.perf_counter()
+            answer = server.handle_completions({**request, "cache_prompt": False})
+            seconds = time.perf_counter() - began
+            timings = (json.loads(answer) if isinstance(answer, (str, bytes)) else answer)["timings"]
+            runs.append({"most": most, "tok_s": timings["predicted_n"] / seconds, **timings})
     print(json.dumps({"tok_s": max(run["tok_s"] for run in runs), "runs": runs}))
 
 

@@ -138,7 +138,7 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
         model = _draft_model(target, draft, backend, draft_pools, config) if draft and draft_pools else None
         speculator = None
         if lookup or model:
-            most = settings.draft_max or DEPTH
+            most = min(settings.draft_max or DEPTH, DEPTH)
             shares = _context_share(target, config), _context_share(draft, config) if draft else 0.0
             speculator = Speculator(config.ctx, PromptLookup() if lookup else None, model, most, *shares)
         engine = Engine(config, target.config, runner, target.tokenizer, pools.blocks, swap, speculator)

@@ -7,7 +7,7 @@ import sys
 import click
 
 from edgellm.cli.opening import note, open_session, read_stdin
-from edgellm.cli.options import ModelFlags, SamplingFlags, local_option, model_options, sampling_options
+from edgellm.cli.options import ModelFlags, SamplingFlags, local_option, model_options, sampling_options, stats_option
 
 __all__ = ["chat"]
 
@@ -19,8 +19,15 @@ __all__ = ["chat"]
 @sampling_options
 @model_options
 @local_option
+@stats_option
 def chat(
-    model: str, system: str | None, truncate: bool, sampling: SamplingFlags, model_flags: ModelFlags, local: bool
+    model: str,
+    system: str | None,
+    truncate: bool,
+    sampling: SamplingFlags,
+    model_flags: ModelFlags,
+    local: bool,
+    stats: bool,
 ) -> None:
     """Talk with MODEL (default: demo). /help lists the commands inside; Ctrl-D leaves."""
     from edgellm.cli.run import answer_once
@@ -30,7 +37,8 @@ def chat(
         if not text.strip():
             return
         with open_session(model, model_flags, local=local) as session:
-            answer_once(session, text, {**session.defaults, **sampling.given()}, system=system, truncate=truncate)
+            options = {**session.defaults, **sampling.given()}
+            answer_once(session, text, options, system=system, truncate=truncate, stats=stats)
         return
     with open_session(model, model_flags, local=local) as session:
         from edgellm.cli.prompt import make_reader
@@ -42,5 +50,6 @@ def chat(
             system=session.system if system is None else system,
             turns=list(session.opening),
             sampling={**session.defaults, **sampling.given()},
+            stats=stats,
         )
         Repl(session, make_reader(home() / "history"), conversation, truncate).loop()

@@ -150,3 +150,9 @@ def json_option(function: F) -> F:
 def local_option(function: F) -> F:
     """Add `--local`; the command takes `local`."""
     return click.option("--local", is_flag=True, help="Do not use a running server; load the model here.")(function)
+
+
+def stats_option(function: F) -> F:
+    """Add `--stats`; the command takes `stats`."""
+    text = "After each answer, a line on stderr: tokens, speed, and what guesses (--draft) gained."
+    return click.option("--stats", is_flag=True, help=text)(function)

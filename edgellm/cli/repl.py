@@ -14,7 +14,7 @@ import click
 
 from edgellm.cli.prompt import Reader, unquote
 from edgellm.cli.render import make_printer
-from edgellm.cli.session import Answer, Message, Session
+from edgellm.cli.session import Answer, Message, Session, stats_line
 from edgellm.errors import ContextLengthError, EdgeLLMError
 
 __all__ = ["Conversation", "Repl"]
@@ -112,10 +112,5 @@ class Repl:
         if answer.finish_reason == "length":
             click.echo("edgellm: the answer stopped at its length limit", err=True)
         if self.conversation.stats and answer.ttft_s is not None:
-            speed = f", {1 / answer.tpot_s:.1f} tokens/s" if answer.tpot_s else ""
-            click.echo(
-                f"{answer.prompt_tokens} prompt tokens ({answer.cached_tokens} cached), first token after "
-                f"{answer.ttft_s:.2f} s, {answer.new_tokens} new tokens{speed}",
-                err=True,
-            )
+            click.echo(stats_line(answer), err=True)
         sys.stderr.flush()

@@ -9,8 +9,16 @@ from typing import Any
 import click
 
 from edgellm.cli.opening import clean_text, read_stdin
-from edgellm.cli.options import ModelFlags, SamplingFlags, json_option, local_option, model_options, sampling_options
-from edgellm.cli.session import Answer, Message, Reply, Session
+from edgellm.cli.options import (
+    ModelFlags,
+    SamplingFlags,
+    json_option,
+    local_option,
+    model_options,
+    sampling_options,
+    stats_option,
+)
+from edgellm.cli.session import Answer, Message, Reply, Session, stats_line
 
 __all__ = ["answer_once", "run"]
 
@@ -24,6 +32,7 @@ __all__ = ["answer_once", "run"]
 @sampling_options
 @model_options
 @local_option
+@stats_option
 @json_option
 @click.pass_context
 def run(
@@ -36,6 +45,7 @@ def run(
     sampling: SamplingFlags,
     model_flags: ModelFlags,
     local: bool,
+    stats: bool,
     as_json: bool,
 ) -> None:
     """Answer PROMPT (default: stdin, when it is no terminal) and exit. --json and --raw load the model in this process
@@ -45,16 +55,16 @@ def run(
             raise click.UsageError("--json and --raw need a PROMPT, or text on stdin")
         from edgellm.cli.chat import chat
 
-        ctx.invoke(
-            chat, model=model, system=system, sampling=sampling, model_flags=model_flags, local=local, truncate=truncate
-        )
+        session_flags = {"sampling": sampling, "model_flags": model_flags, "local": local, "stats": stats}
+        ctx.invoke(chat, model=model, system=system, truncate=truncate, **session_flags)
         return
     text = read_stdin() if prompt is None else clean_text(prompt)
     from edgellm.cli.opening import open_session
 
     with open_session(model, model_flags, local=local or raw or as_json) as session:
         options = {**session.defaults, **sampling.given()}
-        answer = answer_once(session, text, options, system=system, raw=raw, truncate=truncate, quiet=as_json)
+        how = {"raw": raw, "truncate": truncate, "quiet": as_json, "stats": stats}
+        answer = answer_once(session, text, options, system=system, **how)
         if as_json:
             click.echo(json.dumps(_json(answer, session)))
 
@@ -68,8 +78,10 @@ def answer_once(
     raw: bool = False,
     truncate: bool = False,
     quiet: bool = False,
+    stats: bool = False,
 ) -> Answer:
-    """Send one prompt and write the answer to stdout as it comes (unless `quiet`); a Ctrl-C stops the model first."""
+    """Send one prompt and write the answer to stdout as it comes (unless `quiet`), then `stats` to stderr; a Ctrl-C
+    stops the model first."""
     if raw:
         reply = session.continue_text(text, options)
     else:
@@ -80,6 +92,8 @@ def answer_once(
     _write(reply, quiet)
     if not quiet and not reply.answer.text.endswith("\n"):
         click.echo()
+    if stats:
+        click.echo(stats_line(reply.answer), err=True)
     return reply.answer
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Answer", "Message", "Reply", "Session"]
+__all__ = ["Answer", "Message", "Reply", "Session", "stats_line"]
 
 Message = dict[str, Any]
 
@@ -64,3 +64,17 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Give back what the session holds."""
+
+
+def stats_line(answer: Answer) -> str:
+    """The line that `--stats` and `/set stats on` show below an answer."""
+    parts = [f"{answer.prompt_tokens} prompt tokens ({answer.cached_tokens} cached)"]
+    if answer.ttft_s is not None:
+        parts.append(f"first token after {answer.ttft_s:.2f} s")
+    speed = f", {1 / answer.tpot_s:.1f} tokens/s" if answer.tpot_s else ""
+    parts.append(f"{answer.new_tokens} new tokens{speed}")
+    if guesses := answer.speculation:
+        drafted, accepted, speedup = (guesses[key] for key in ("drafted", "accepted", "speedup"))
+        share = f"{accepted} of {drafted} guesses accepted ({accepted / drafted:.0%})" if drafted else "no guesses"
+        parts.append(share + (f", {speedup:.2f} times plain decoding" if speedup and drafted else ""))
+    return ", ".join(parts)

@@ -14,7 +14,8 @@ class Tally:
         self.drafted_at: list[int] = []
         self.accepted_at: list[int] = []
         """How often the guess at each position of a run was made, and accepted."""
-        self.verifications = 0
+        self.verifications = self.rejected = 0
+        """Runs of guesses verified, and those among them with a wrong one."""
 
     @property
     def drafted(self) -> int:
@@ -31,6 +32,7 @@ class Tally:
         if not drafted:
             return
         self.verifications += 1
+        self.rejected += accepted < drafted
         for counts, n in ((self.drafted_at, drafted), (self.accepted_at, accepted)):
             counts += [0] * (drafted - len(counts))
             for position in range(n):
@@ -44,5 +46,7 @@ class Tally:
             "accepted": accepted,
             "acceptance": accepted / drafted if drafted else None,
             "by_position": [a / d for a, d in zip(self.accepted_at, self.drafted_at, strict=True)],
+            "verifications": self.verifications,
+            "rejected": self.rejected,
             "mean_accepted": accepted / self.verifications if self.verifications else 0.0,
         }

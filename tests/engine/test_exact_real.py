@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from edgellm import LLM, SamplingParams
+from edgellm.engine.answer import Answer
 from edgellm.engine.output import Completion
 from tests.engine.test_exact import assert_same, keep_free
+from tests.support.guessing import KINDS, Forced
 from tests.support.real import real_model
 
 pytestmark = pytest.mark.real
@@ -79,3 +81,45 @@ def test_preemption_and_swap(path: Path, swap_space: int) -> None:
 def test_speculation(path: Path, expected: list[Completion], draft: str) -> None:
     with opened(path, draft=str(path) if draft == "itself" else draft) as llm:
         assert_same(llm.generate(prompts(), PARAMS), expected)
+
+
+NEAR_THE_WINDOW = [500, 505, 3, 40, 64, 20, 90, 31]
+"""Prompts that answers of 24 tokens carry over gemma3's window of 512, and six short ones."""
+
+
+@pytest.fixture(scope="module")
+def crossing(path: Path) -> dict[tuple[int, ...], list[int]]:
+    """Greedy answers of plain decoding by prompt."""
+    rng = random.Random(1)
+    asked = [[rng.randrange(1000, 30000) for _ in range(n)] for n in NEAR_THE_WINDOW]
+    params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+    with opened(path, prefix_sharing=False) as llm:
+        return {tuple(prompt): llm.generate([prompt], params)[0].ids for prompt in asked}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_drafter(path: Path, crossing: dict[tuple[int, ...], list[int]], kind: str) -> None:
+    """Right, wrong, alternating and random guesses: alone, in a batch of 8, with aborts, with preemption."""
+
+    def right(answer: Answer, depth: int) -> list[int]:
+        prompt, done = answer.request.token_ids, answer.request.num_new_tokens
+        ids = crossing.get(tuple(prompt[: len(prompt) - done]), [0] * 48)
+        return ids[done : done + depth]
+
+    asked, expected = [list(prompt) for prompt in crossing], list(crossing.values())
+    params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+    with opened(path, prefix_sharing=False) as llm:
+        forced = Forced(kind, right, vocab=llm.config.vocab_size)
+        llm.engine.speculator = forced  # type: ignore[assignment]
+        for prompt, ids in zip(asked[:3], expected, strict=False):
+            assert llm.generate([prompt], params)[0].ids == ids
+        streams = [llm.submit(prompt, params) for prompt in asked]
+        other = llm.submit(asked[3][::-1], params)
+        next(iter(other))
+        other.cancel()
+        assert [stream.result().ids for stream in streams] == expected
+        alone = forced.drafted
+        keep_free(llm, 40)
+        assert [done.ids for done in llm.generate(asked, params)] == expected
+        assert llm.stats()["preemptions"] > 0
+        assert alone > 100 and forced.drafted > alone
