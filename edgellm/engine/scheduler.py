@@ -81,8 +81,7 @@ class Scheduler:
         self.swap = swap
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.blocked = False
-        """Whether the last step left requests waiting: there was no room for them."""
+        self.blocked = False  # whether the last step left requests waiting: there was no room for them
         self._on_preempt = on_preempt
 
     @property
