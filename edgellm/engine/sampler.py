@@ -107,12 +107,9 @@ class Sampler:
         """What `sample` would say if these were the target's logits and `number` the one it draws. None where they
         leave nothing to choose from: a draft may know fewer tokens."""
         try:
-            adjusted = _checked(self._adjusted(logits))
+            return _pick(self.distribution(logits), number)[0]
         except EdgeLLMError:
             return None
-        if self.greedy or self.params.mirostat == 2:
-            return int(np.argmax(adjusted))
-        return _pick(_cut(adjusted / np.float32(self.params.temperature), self.params), number)[0]
 
     def suppose(self, token_id: int) -> bool:
         """Take a guess into history and grammar, until `take_back`. True when the grammar is complete."""

@@ -83,8 +83,8 @@ def test_speculation(path: Path, expected: list[Completion], draft: str) -> None
         assert_same(llm.generate(prompts(), PARAMS), expected)
 
 
-NEAR_THE_WINDOW = [500, 505, 3, 40, 64, 20, 90, 31]
-"""Prompts that answers of 24 tokens carry over gemma3's window of 512, and six short ones."""
+NEAR_THE_WINDOW = [490, 505, 60, 62, 64, 58, 60, 61]
+"""Prompts that answers of 48 tokens carry over gemma3's window of 512, and six short ones."""
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def crossing(path: Path) -> dict[tuple[int, ...], list[int]]:
     """Greedy answers of plain decoding by prompt."""
     rng = random.Random(1)
     asked = [[rng.randrange(1000, 30000) for _ in range(n)] for n in NEAR_THE_WINDOW]
-    params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+    params = SamplingParams(max_tokens=48, temperature=0, ignore_eos=True)
     with opened(path, prefix_sharing=False) as llm:
         return {tuple(prompt): llm.generate([prompt], params)[0].ids for prompt in asked}
 
@@ -107,7 +107,7 @@ def test_any_drafter(path: Path, crossing: dict[tuple[int, ...], list[int]], kin
         return ids[done : done + depth]
 
     asked, expected = [list(prompt) for prompt in crossing], list(crossing.values())
-    params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+    params = SamplingParams(max_tokens=48, temperature=0, ignore_eos=True)
     with opened(path, prefix_sharing=False) as llm:
         forced = Forced(kind, right, vocab=llm.config.vocab_size)
         llm.engine.speculator = forced  # type: ignore[assignment]
@@ -119,7 +119,7 @@ def test_any_drafter(path: Path, crossing: dict[tuple[int, ...], list[int]], kin
         other.cancel()
         assert [stream.result().ids for stream in streams] == expected
         alone = forced.drafted
-        keep_free(llm, 40)
-        assert [done.ids for done in llm.generate(asked, params)] == expected
+        keep_free(llm, 9)
+        assert [done.ids for done in llm.generate(asked[2:], params)] == expected[2:]
         assert llm.stats()["preemptions"] > 0
         assert alone > 100 and forced.drafted > alone
