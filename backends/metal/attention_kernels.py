@@ -20,6 +20,17 @@ PARTITION = 256
 """Positions per partition: enough simdgroups at 8k tokens to fill a large GPU, few partial sums to join."""
 MAX_QUERY_ROWS = 8
 """Rows of one sequence the kernels take; longer chunks go through matrix products (`attention_ops`)."""
+REGISTERS = 100
+"""Floats per thread that one simdgroup's heads may take, of the 128 an M1 has."""
+
+
+def _split(group: int, dim: int) -> int:
+    """Into how many parts to cut the query heads of one kv head; a divisor of `group`."""
+    per_lane = -(-dim // 32)
+    fitting = (
+        n for n in range(1, group) if group % n == 0 and (2 * group // n + 2) * per_lane + 2 * group // n <= REGISTERS
+    )
+    return next(fitting, group)
 
 
 class AttentionKernels:
@@ -50,6 +61,7 @@ class AttentionKernels:
         """q (rows, n_heads, k_dim) -> (rows, n_heads, v_dim)."""
         rows, heads, _ = q.shape
         shape, batch = kv.spec, step.batch
+        split = _split(heads // shape.n_kv_heads, max(shape.k_dim, shape.v_dim))
         parts = -(-int(batch.context_lens.max()) // PARTITION)
         none = mx.zeros((1,), dtype=mx.float16)
         sums, stats = self._partial(
@@ -66,10 +78,11 @@ class AttentionKernels:
             ],
             template=[
                 *[("D", shape.k_dim), ("DV", shape.v_dim), ("HKV", shape.n_kv_heads)],
-                *[("GROUP", heads // shape.n_kv_heads), ("BS", shape.block_size), ("PART", PARTITION)],
+                *[("GROUP", heads // shape.n_kv_heads // split), ("SPLIT", split)],
+                *[("BS", shape.block_size), ("PART", PARTITION)],
                 *[("WINDOW", spec.window), ("QUANT", kv.k.scales is not None)],
             ],
-            grid=(32 * parts, shape.n_kv_heads, rows),
+            grid=(32 * parts, shape.n_kv_heads * split, rows),
             threadgroup=(32, 1, 1),
             output_shapes=[(rows, heads, parts, shape.v_dim), (rows, heads, parts, 2)],
             output_dtypes=[mx.float32, mx.float32],

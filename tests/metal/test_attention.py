@@ -94,7 +94,7 @@ def test_ops_equal_the_reference(case: str, small: bool, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
 @pytest.mark.parametrize(
     ("dim", "group", "settings"),
-    [(64, 3, {}), (96, 2, {"window": 37, "softcap": 20.0}), (32, 2, {"sinks": True}), (32, 8, {"window": 400})],
+    [(64, 3, {}), (96, 2, {"window": 37, "softcap": 20.0}), (32, 2, {"sinks": True}), (160, 8, {"window": 400})],
 )
 def test_kernels_equal_the_ops(mode: str, kv_type: str, dim: int, group: int, settings: dict[str, Any]) -> None:
     """One row past a partition's end, three rows, and the first row of a sequence."""

@@ -24,7 +24,7 @@ def test_every_kernel_passes_its_own_check() -> None:
 
 def test_a_wrong_kernel_is_reported() -> None:
     def broken(**arguments) -> CpuKernel:
-        arguments["source"] = arguments["source"].replace("float sum = 0.0f;", "float sum = 0.01f;")
+        arguments["source"] = arguments["source"].replace("acc[i] = 0.0f;", "acc[i] = 0.01f;")
         return CpuKernel(**arguments)
 
     checks = list(check_kernels(broken))

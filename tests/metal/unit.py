@@ -97,9 +97,34 @@ def translation_unit(function: str, text: str, header: str, source: str, label: 
     return code, buffers
 
 
-def check_spaces(code: str) -> list[str]:
-    """Address-space mistakes that only Metal would refuse, as far as g++ and a pattern can see them."""
+def _left_out(code: str) -> list[str]:
+    """Variables outside functions that are not constant, recursion, lambdas."""
     found = []
+    header = re.search(r'_header\.metal"\n(.*?)#line 1 "generated"', code, flags=re.S)
+    text = re.sub(r"//[^\n]*|#[^\n]*|/\*.*?\*/", "", header[1] if header else "", flags=re.S)
+    outside, depth, bodies, name = "", 0, {}, None
+    for piece in re.split(r"([{}])", text):
+        if piece in "{}":
+            depth += (piece == "{") - (piece == "}")
+            outside += ";" if depth == 0 else ""
+        elif depth == 0:
+            outside += piece
+            name = re.search(r"(\w+)\s*\([^()]*\)\s*$", piece)
+        elif name:
+            bodies[name[1]] = bodies.get(name[1], "") + piece
+    found += [f"recursion: {f}" for f, body in bodies.items() if re.search(rf"\b{f}\s*\(", body)]
+    for statement in outside.split(";"):
+        if re.search(r"=\s*$|=[^=]", statement) and not re.search(r"\bconstant\b|\(|\busing\b", statement):
+            found.append(f"space: variable outside a function that is not constant: {' '.join(statement.split())}")
+    if re.search(r"=\s*\[[^\]]*\]\s*\(", code):
+        found.append("C++: lambda")
+    return found
+
+
+def check_spaces(code: str) -> list[str]:
+    """What Metal would refuse and g++ takes: mistakes of address spaces, and C++ that Metal leaves out, as far as g++
+    and patterns can see them."""
+    found = _left_out(code)
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", code[: code.rindex('extern "C"')], flags=re.S)
     if re.search(r"\blong\s+long\b", text):
         found.append("type: long long")
