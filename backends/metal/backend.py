@@ -62,7 +62,8 @@ class MetalBackend(Backend):
         if make_kernel is None:
             log.warning("no Metal device here: the metal backend runs plain MLX ops on the CPU")
         self._attention = None if make_kernel is None else AttentionKernels(make_kernel)
-        self._products = Products(None if make_kernel is None else MatmulKernels(make_kernel), choices)
+        kernels = None if make_kernel is None else MatmulKernels(make_kernel)
+        self._products = Products(kernels, choices, limits.wired // 16)
         self._elementwise = Elementwise(compiled=make_kernel is not None)
         self._norms_wait = make_kernel is not None
         self._room: int | None = None

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import groupby
 
 import mlx.core as mx
 
 from edgellm.backends.base import GGMLType
-from edgellm.backends.metal.affine import AFFINE_TYPES, affine_product, to_affine
+from edgellm.backends.metal.affine import AFFINE_TYPES, affine_product
 from edgellm.backends.metal.choice import Choices
 from edgellm.backends.metal.kernels import MATRICES, MAX_ROWS, MatmulKernels
 from edgellm.backends.metal.normed import Normed, plain
@@ -26,10 +27,11 @@ DENSE_LIMIT = 4 << 30
 
 
 class Products:
-    """`kernels` None: plain ops. `choices` None: nothing is measured, our kernels are taken."""
+    """`kernels` None: plain ops. `choices` None: nothing is measured, our kernels are taken. `spare`: bytes that
+    repacked weights may take beyond the file's own, which memory plans do not know of."""
 
-    def __init__(self, kernels: MatmulKernels | None, choices: Choices | None):
-        self._kernels, self._choices = kernels, choices
+    def __init__(self, kernels: MatmulKernels | None, choices: Choices | None, spare: int = 0):
+        self._kernels, self._choices, self._spare = kernels, choices, spare
         self.dense = DenseCache(DENSE_LIMIT)
 
     def choose_format(self, weight: MetalWeight) -> None:
@@ -38,18 +40,19 @@ class Products:
         if self._choices is None or weight.data is None or weight.kind not in AFFINE_TYPES or table:
             return
         n, k = weight.shape
+        extra = n * k * (AFFINE_TYPES[weight.kind] + 2) // 8 - weight.nbytes
+        if extra > self._spare:
+            return
         x = mx.ones((1, k), dtype=mx.float32)
-        packed = to_affine(weight.data, weight.kind)
-        mx.eval(x, *packed[:3])
+        packed = cache(lambda: weight.packed())
         ways: dict[str, Callable[[], mx.array]] = {
             "kernel": lambda: self._matrix(x, weight),
-            "affine": lambda: affine_product(x, packed),
+            "affine": lambda: affine_product(x, packed()),
         }
-        if (
-            self._choices.winner(f"{weight.kind.name} {n}x{k}", tuple(ways), lambda way: _seconds(ways[way]))
-            == "affine"
-        ):
-            weight.repack(packed)
+        key = f"{weight.kind.name} {n}x{k}"
+        if self._choices.winner(key, tuple(ways), lambda way: _seconds(ways[way])) == "affine":
+            weight.repack(packed())
+            self._spare -= extra
 
     def linears(self, x: mx.array | Normed, weights: Sequence[MetalWeight]) -> Iterator[mx.array]:
         """x (n, k) times each weight (m, k) transposed, float32 (n, m)."""

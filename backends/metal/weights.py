@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.backends.base import GGMLType, QTensor
-from edgellm.backends.metal.affine import Affine
+from edgellm.backends.metal.affine import Affine, to_affine
 from edgellm.backends.metal.dequant_ops import DEQUANT, dequantize
 from edgellm.errors import UnsupportedModel
 
@@ -60,6 +60,12 @@ class MetalWeight:
     def rows(self, ids: npt.NDArray[np.int32], device_ids: mx.array) -> mx.array:
         """Some rows of a table, uint8 (len(ids), row_bytes)."""
         return mx.array(self.mapped[ids]) if self.mapped is not None else self.device[device_ids]
+
+    def packed(self) -> Affine:
+        """The weight in MLX's affine format."""
+        affine = to_affine(self.device, self.kind)
+        mx.eval(*affine[:3])
+        return affine
 
     def repack(self, affine: Affine) -> None:
         """Replace the file's bytes by MLX's affine format."""

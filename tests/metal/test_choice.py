@@ -11,6 +11,8 @@ mx = pytest.importorskip("mlx.core", reason="MLX is not installed (pip install '
 
 from edgellm.backends.metal.affine import AFFINE_TYPES, affine_product, to_affine  # noqa: E402
 from edgellm.backends.metal.choice import Choices  # noqa: E402
+from edgellm.backends.metal.kernels import MatmulKernels  # noqa: E402
+from edgellm.backends.metal.products import Products  # noqa: E402
 from edgellm.backends.metal.weights import MetalWeight  # noqa: E402
 from edgellm.quants import GGMLType  # noqa: E402
 from tests.metal.blocks import dequantized, nmse, random_weights  # noqa: E402
@@ -29,6 +31,22 @@ def test_affine_format_holds_the_same_weights(kind: GGMLType) -> None:
     assert nmse(np.array(y), x @ dequantized(raw, kind).T) < 1e-10
     weight.repack(to_affine(mx.array(raw), kind))
     assert before < weight.nbytes < 2 * before
+
+
+def test_repacking_stops_where_memory_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Affine weights are larger than the plan says, so only so many are made; rows that are looked up never are."""
+    choices = Choices("Apple M1", tmp_path)
+    monkeypatch.setattr(choices, "winner", lambda key, ways, measure: "affine")
+    raw = mx.array(random_weights(GGMLType.Q4_K, 4, 256, np.random.default_rng(0)))
+    extra = 4 * 256 * 6 // 8 - raw.nbytes
+    products = Products(MatmulKernels(mx.fast.metal_kernel), choices, spare=2 * extra + 1)
+    weights = [MetalWeight(name, GGMLType.Q4_K, (4, 256), raw) for name in ("token_embd", "a", "b", "c")]
+    for weight in weights:
+        products.choose_format(weight)
+    assert [weight.affine is not None for weight in weights] == [False, True, True, False]
+    assert weights[1].nbytes == raw.nbytes + extra
+    (y,) = products.linears(mx.ones((9, 256)), [weights[1]])
+    assert nmse(np.array(y), np.ones((9, 256)) @ dequantized(np.array(raw), GGMLType.Q4_K).T) < 1e-10
 
 
 def test_the_faster_way_wins_and_is_remembered(tmp_path: Path) -> None:

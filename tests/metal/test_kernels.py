@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import numpy as np
@@ -11,7 +12,7 @@ mx = pytest.importorskip("mlx.core", reason="MLX is not installed (pip install '
 if shutil.which("g++") is None:
     pytest.skip("g++ is not installed: the Metal text cannot be run on this CPU", allow_module_level=True)
 
-from edgellm.backends.metal.kernels import KERNEL_TYPES, MatmulKernels  # noqa: E402
+from edgellm.backends.metal.kernels import KERNEL_TYPES, MatmulKernels, kernel_text  # noqa: E402
 from edgellm.backends.metal.products import Products  # noqa: E402
 from edgellm.backends.metal.weights import MetalWeight  # noqa: E402
 from edgellm.quants import QUANT_TABLE, GGMLType  # noqa: E402
@@ -114,3 +115,11 @@ def test_dequantise_and_experts(kind: GGMLType) -> None:
     y = np.array(kernels.expert_matvec(mx.array(raw), kind, mx.array(own), mx.array(ids)))
     assert nmse(y, np.einsum("tjk,tjnk->tjn", own, weights[ids])) < 1e-10
     clean(made)
+
+
+@by_type
+def test_head_comments_give_the_file_s_bytes(kind: GGMLType) -> None:
+    """The budget on paper: bytes of a weight as the format has them."""
+    info = QUANT_TABLE[kind]
+    budget = re.search(r"// Budget: ([\d.]+) bytes", kernel_text(f"types_{kind.name.lower()}"))
+    assert budget and float(budget[1]) == pytest.approx(info.type_size / info.block_size, rel=1e-5)

@@ -12,10 +12,13 @@ import pytest
 
 mx = pytest.importorskip("mlx.core", reason="MLX is not installed (pip install 'edgellm[mlx]')")
 
+from edgellm import LLM, SamplingParams  # noqa: E402
 from edgellm.backends.base import KVSpec  # noqa: E402
 from edgellm.backends.metal.backend import MetalBackend  # noqa: E402
 from edgellm.backends.metal.kv import MetalKV  # noqa: E402
+from edgellm.errors import MemoryBudgetError  # noqa: E402
 from edgellm.loader import open_gguf  # noqa: E402
+from edgellm.memory import runtime_bytes  # noqa: E402
 from edgellm.models.registry import load_model  # noqa: E402
 from tests.support.goldens import DATA, Golden  # noqa: E402
 from tests.support.models import Runner  # noqa: E402
@@ -100,12 +103,32 @@ def peak_of_loading(path: Path) -> tuple[int, int, int]:
     return size, largest, peak
 
 
-def test_loading_peaks_at_the_file_and_one_tensor(tmp_path: Path) -> None:
-    """Most bytes in large matrices. Mapped pages count as memory: a second copy would be another 150 MiB."""
-    path = tiny_gguf(tmp_path / "m.gguf", "llama", dim=1024, ffn_dim=8192, n_layers=3)
-    size, largest, peak = peak_of_loading(path)
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """150 MB, most of it in large matrices."""
+    return tiny_gguf(tmp_path_factory.mktemp("large") / "m.gguf", "llama", dim=1024, ffn_dim=8192, n_layers=3)
+
+
+def test_loading_peaks_at_the_file_and_one_tensor(large: Path) -> None:
+    """Mapped pages count as memory: a second copy would be another 150 MB."""
+    size, largest, peak = peak_of_loading(large)
     assert size > 140 * MIB
     assert peak < size + largest + 40 * MIB
+
+
+def test_partial_runs_what_is_refused_otherwise(large: Path, caplog: pytest.LogCaptureFixture) -> None:
+    params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+    with LLM(large, backend="metal", ctx=64) as llm:
+        expected = llm.generate([[5, 6, 7]], params)[0].ids
+        plan = llm.engine.plan
+    memory = runtime_bytes() + plan.scratch_bytes + plan.kv_bytes + plan.weights_bytes // 2
+    with pytest.raises(MemoryBudgetError, match=f"weights {plan.weights_bytes}"):
+        LLM(large, backend="metal", ctx=64, memory=memory)
+    with LLM(large, backend="metal", ctx=64, memory=memory, partial=True) as llm:
+        assert llm.generate([[5, 6, 7]], params)[0].ids == expected
+        held = llm.engine.plan.weights_bytes
+    assert held < plan.weights_bytes * 0.7
+    assert f"{held} of {plan.weights_bytes} bytes of weights fit" in caplog.text
 
 
 @pytest.mark.slow  # EDGELLM_BENCH_MODEL=<a file of many GB> python -m pytest -m slow tests/metal/test_memory.py

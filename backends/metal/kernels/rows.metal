@@ -6,8 +6,9 @@
 // block, from one cache line. x and gain (4 bytes a weight and row of x) come from the cache, one 16-byte load for R
 // rows of W: with R = 2 and M = 1 that is 3.6 times the bytes of Q4_K, 7.1 times with NORM, 28 times with M = 8.
 // Instructions per weight: one FMA per row of x, and 3 to 5 to unpack it.
-// Registers: 32 R unpacked weights, R M sums, M squares, about 20 more: at most 108 of the 128 an M1 thread can have;
-// loops are unrolled whole because an array indexed by a loop variable would live in memory instead.
+// Registers: 32 R unpacked weights, R M sums, M squares, about 20 more, and up to 14 of a type's raw bytes and scales:
+// at most 122 of the 128 an M1 thread can have. Loops are unrolled whole because an array indexed by a loop variable
+// would live in memory instead.
 // No threadgroup memory, no barrier.
 template <int K, int M, int R, bool NORM>
 inline void multiply(const device uchar* w, uint rows, const device float* x, const device float* gain, uint lane,
