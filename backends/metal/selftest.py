@@ -71,6 +71,9 @@ def check_kernels(make: Callable[..., Any] | None = None) -> Iterator[Check]:
         for rows in (1, 5):
             x = mx.array(rng.standard_normal((rows, 512)).astype(np.float32))
             yield _check(f"matvec {kind.name} {rows} rows", x @ weights[0].T, kernels.matvec, data[0], kind, x)
+        gain = mx.array(rng.standard_normal(512).astype(np.float32))
+        expected = mx.fast.rms_norm(x, gain, 1e-5) @ mx.concatenate([weights[0], weights[1]]).T
+        yield _check(f"norm and two of {kind.name}", expected, _normed, kernels, data, kind, x, gain)
         ids = mx.array([[2, 0], [1, 1]])
         x = mx.array(rng.standard_normal((2, 512)).astype(np.float32))
         expected = mx.einsum("tk,tjnk->tjn", x, weights[ids])
@@ -81,6 +84,10 @@ def check_kernels(make: Callable[..., Any] | None = None) -> Iterator[Check]:
     for kv_type in ("f32", "f16", "q8_0"):
         q, kv, batch, spec = attention_case(kv_type, rng)
         yield _check(f"attention {kv_type}", attention_ops(q, kv, batch, spec), attention, q, kv, Step(batch), spec)
+
+
+def _normed(kernels: MatmulKernels, data: mx.array, kind: GGMLType, x: mx.array, gain: mx.array) -> mx.array:
+    return mx.concatenate(kernels.matvecs([data[0], data[1]], kind, x, gain, 1e-5), axis=-1)
 
 
 def _check(

@@ -104,6 +104,7 @@ def _metal() -> None:
     facts = (f"{key} {info[key]}" for key in sorted(info))
     click.echo(f"mlx {_version('mlx')} on {platform.platform()}: {', '.join(facts)}")
     click.echo(f"bandwidth    {selftest.copy_bandwidth():.1f} GB/s")
+    click.echo(f"tokens/s     {_demo_speed()}")
     if not mx.metal.is_available():
         click.echo("no Metal device here: the kernels cannot be checked, models run on plain MLX ops")
         return
@@ -116,6 +117,19 @@ def _metal() -> None:
         click.echo(f"one row {name:<8} {speed:7.1f} GB/s of weights")
     if wrong:
         raise EdgeLLMError(f"{wrong} Metal kernels are wrong on this device; please report the lines above")
+
+
+def _demo_speed() -> str:
+    """Tokens/s of the demo model on the Metal backend, where it was fetched."""
+    from edgellm.errors import ModelNotFound
+    from edgellm.hub import store
+    from edgellm.measure.pair import decode_speed
+
+    try:
+        path = store.find("demo").path
+    except ModelNotFound:
+        return "not measured: `edgellm pull demo` first"
+    return f"{decode_speed(path, backend='metal'):.1f} (demo model)"
 
 
 @click.command()

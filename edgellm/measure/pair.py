@@ -8,12 +8,12 @@ from statistics import median
 from typing import Any
 
 from edgellm.config import SamplingParams
-from edgellm.llm import LLM
+from edgellm.llm import LLM, memory_budget
 from edgellm.memory import kv_bytes, make_plan, runtime_bytes
 from edgellm.opening import ModelFile
 from edgellm.pairing import Finding, compare_files
 
-__all__ = ["PairReport", "weigh_pair"]
+__all__ = ["PairReport", "decode_speed", "weigh_pair"]
 
 RATIO = 3.0
 """A draft that is less than this many times faster seldom pays."""
@@ -48,9 +48,8 @@ def weigh_pair(target: str | os.PathLike[str], draft: str | os.PathLike[str], **
         kv_type, ctx = settings.get("kv_type", "f16"), settings.get("ctx")
         length = min(ctx or first.config.context_length, second.config.context_length)
         draft_bytes = second.gguf.nbytes + kv_bytes(second.config, length, kv_type)
-        plan = make_plan(
-            first.config, first.gguf.nbytes, kv_type, ctx, settings.get("memory"), draft_bytes, runtime_bytes()
-        )
+        budget = settings.get("memory") or memory_budget(settings.get("backend", "auto"))
+        plan = make_plan(first.config, first.gguf.nbytes, kv_type, ctx, budget, draft_bytes, runtime_bytes())
     finally:
         first.gguf.close()
         second.gguf.close()
@@ -59,7 +58,7 @@ def weigh_pair(target: str | os.PathLike[str], draft: str | os.PathLike[str], **
         findings.append(Finding("error", numbers))
     speeds: tuple[float, float] | None = None
     if not any(finding.level == "error" for finding in findings):
-        speeds = _decode_speed(target, **settings), _decode_speed(draft, **settings)
+        speeds = decode_speed(target, **settings), decode_speed(draft, **settings)
         findings.append(_speed_finding(*speeds))
     levels = {finding.level for finding in findings}
     return PairReport(
@@ -73,7 +72,7 @@ def weigh_pair(target: str | os.PathLike[str], draft: str | os.PathLike[str], **
     )
 
 
-def _decode_speed(path: str | os.PathLike[str], **settings: Any) -> float:
+def decode_speed(path: str | os.PathLike[str], **settings: Any) -> float:
     """Tokens/s of plain decoding, the median step."""
     with LLM(path, **{**settings, "ctx": 256}) as llm:
         prompt = [i % llm.config.vocab_size for i in range(10, 42)]
