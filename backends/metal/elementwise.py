@@ -58,4 +58,4 @@ class Elementwise:
         self.gated: dict[str, Function] = {kind: wrap(partial(_gated, f)) for kind, f in _ACTIVATIONS.items()}
         self.gated["swiglu_oai"] = wrap(_swiglu_oai)
         self.softcapped = wrap(_softcapped)
-        self.rotated: Callable[..., tuple[mx.array, mx.array]] = wrap(_rotated)  # type: ignore[assignment]
+        self.rotated: Callable[..., tuple[mx.array, mx.array]] = wrap(_rotated)

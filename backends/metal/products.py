@@ -24,6 +24,11 @@ __all__ = ["Products"]
 
 DENSE_LIMIT = 4 << 30
 """Bytes of dequantised weights kept where no kernel reads the blocks as they lie."""
+HALF_BYTES = 128 << 20
+"""Bytes of a weight that are half at once during a prompt: what plans count as scratch must hold it."""
+MOST_BY_EIGHTS = 32
+"""Rows of the most launches of eight that are tried. By bytes alone eight of them equal a Q4_K weight's halves, written
+and read; but each also unpacks the weight again."""
 
 
 class Products:
@@ -107,12 +112,40 @@ class Products:
             return affine_product(x, weight.affine)
         if self._kernels is None or not self._kernels.fits(weight.kind, x.shape[-1]):
             return x @ self.dense.get(weight).T
-        if x.shape[0] <= MAX_ROWS:
-            return self._kernels.matvec(weight.device, weight.kind, x)
-        half = self._kernels.dequantize_half(weight.device, weight.kind, x.shape[-1])
-        # Some models' activations pass the 65504 of a half: rows are scaled to 1 on the way in.
-        size = mx.maximum(mx.max(mx.abs(x), axis=-1, keepdims=True), 1e-30)
-        return ((x / size).astype(mx.float16) @ half.T).astype(mx.float32) * size
+        if x.shape[0] <= MAX_ROWS or self._by_eights(x.shape[0], weight):
+            parts = [x[at : at + MAX_ROWS] for at in range(0, x.shape[0], MAX_ROWS)]
+            return _joined([self._kernels.matvec(weight.device, weight.kind, part) for part in parts], axis=0)
+        return _half_product(self._kernels, x, weight)
+
+    def _by_eights(self, m: int, weight: MetalWeight) -> bool:
+        """Whether a few more rows than one launch takes are faster as several launches, which read the weight as often,
+        than as one product of dequantised halves."""
+        kernels = self._kernels
+        if self._choices is None or kernels is None or m > MOST_BY_EIGHTS:
+            return False
+        (n, k), launches = weight.shape, -(-m // MAX_ROWS)
+        x = mx.ones((MAX_ROWS, k), dtype=mx.float32)
+        ways: dict[str, Callable[[], list[mx.array]]] = {
+            "halves": lambda: [_half_product(kernels, mx.tile(x, (launches, 1)), weight)],
+            "by eights": lambda: [kernels.matvec(weight.device, weight.kind, x + i) for i in range(launches)],
+        }
+        key = f"{launches * MAX_ROWS} rows {weight.kind.name} {n}x{k}"
+        return self._choices.winner(key, tuple(ways), lambda way: _seconds(ways[way])) == "by eights"
+
+
+def _half_product(kernels: MatmulKernels, x: mx.array, weight: MetalWeight) -> mx.array:
+    """x (m, k) times the weight as half, some of its rows at a time."""
+    # Some models' activations pass the 65504 of a half: rows are scaled to 1 on the way in.
+    size = mx.maximum(mx.max(mx.abs(x), axis=-1, keepdims=True), 1e-30)
+    scaled = (x / size).astype(mx.float16)
+    (n, k), data = weight.shape, weight.device
+    rows = max(1, HALF_BYTES // (2 * k))
+    halves = (kernels.dequantize_half(data[at : at + rows], weight.kind, k) for at in range(0, n, rows))
+    return _joined([(scaled @ half.T).astype(mx.float32) for half in halves], axis=1) * size
+
+
+def _joined(parts: list[mx.array], axis: int) -> mx.array:
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=axis)
 
 
 def _settled(y: mx.array, weight: MetalWeight) -> mx.array:

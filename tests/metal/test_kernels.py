@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ mx = pytest.importorskip("mlx.core", reason="MLX is not installed (pip install '
 if shutil.which("g++") is None:
     pytest.skip("g++ is not installed: the Metal text cannot be run on this CPU", allow_module_level=True)
 
+from edgellm.backends.metal import products  # noqa: E402
+from edgellm.backends.metal.choice import Choices  # noqa: E402
 from edgellm.backends.metal.kernels import KERNEL_TYPES, MatmulKernels, kernel_text  # noqa: E402
 from edgellm.backends.metal.products import Products  # noqa: E402
 from edgellm.backends.metal.weights import MetalWeight  # noqa: E402
@@ -79,6 +82,23 @@ def test_activations_beyond_half_survive_a_prompt() -> None:
     weight = MetalWeight("w", GGMLType.Q4_K, (3, 256), mx.array(raw))
     (y,) = Products(MatmulKernels(maker()), None).linears(mx.array(x), [weight])
     assert nmse(np.array(y), x @ dequantized(raw, GGMLType.Q4_K).T) < 1e-6
+
+
+def test_a_prompt_in_pieces_and_by_eights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights dequantised some rows at a time, and the several launches that a device may find faster."""
+    rng = np.random.default_rng(SEED)
+    raw, x = random_weights(GGMLType.Q4_K, 5, 256, rng), rng.standard_normal((17, 256)).astype(np.float32)
+    weight = MetalWeight("w", GGMLType.Q4_K, (5, 256), mx.array(raw))
+    expected = x @ dequantized(raw, GGMLType.Q4_K).T
+    made: list[CpuKernel] = []
+    monkeypatch.setattr(products, "HALF_BYTES", 2 * 2 * 256)
+    (y,) = Products(MatmulKernels(maker(made)), None).linears(mx.array(x), [weight])
+    assert len(made) == 1 and nmse(np.array(y), expected) < 1e-6
+    choices = Choices("Apple M1", tmp_path)
+    monkeypatch.setattr(choices, "winner", lambda key, ways, measure: ways[1])
+    (y,) = Products(MatmulKernels(maker(made)), choices).linears(mx.array(x), [weight])
+    assert nmse(np.array(y), expected) < 1e-10
+    clean(made)
 
 
 @by_type
