@@ -151,7 +151,9 @@ class MetalBackend(Backend):
 
     def store_kv(self, kv: KVPages, k: Array, v: Array, batch: Batch) -> None:
         assert isinstance(kv, MetalKV)
-        slots = self._at(batch).slots(kv.spec.group, kv.spec.block_size)
+        step = self._at(batch)
+        kv.reserve(step.n_blocks(kv.spec.group, kv.spec.block_size))
+        slots = step.slots(kv.spec.group, kv.spec.block_size)
         kv.k.write(slots, k)
         kv.v.write(slots, v)
         self._written.append(kv)

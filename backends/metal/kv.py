@@ -1,7 +1,9 @@
-"""Paged KV cache in preallocated MLX arrays of one row per slot: (n_blocks * block_size, n_kv_heads, dim).
+"""Paged KV cache in MLX arrays of one row per slot: (n_blocks * block_size, n_kv_heads, dim).
 
 Rows are written by slice update. No other reference to a page array may be alive when a step is evaluated: then MLX
-donates the buffer and the update happens in place, without copying the cache."""
+donates the buffer and the update happens in place, without copying the cache. MLX touches every byte it allocates, and
+a pool may be most of the machine's memory, so the arrays start small and double as higher blocks are written; block
+pools give out the lowest numbers first."""
 
 from __future__ import annotations
 
@@ -13,6 +15,8 @@ from edgellm.errors import RequestError
 
 __all__ = ["MetalKV"]
 
+FIRST_BLOCKS = 64
+"""Blocks a cache starts with: 2048 positions of 32."""
 GROUP = 32
 """Values per scale of a q8_0 cache."""
 
@@ -44,6 +48,11 @@ class _Rows:
         groups = values.reshape(*values.shape[:-1], -1, GROUP)
         return (groups * self.scales[slots].astype(mx.float32)[..., None]).reshape(*values.shape)
 
+    def grow(self, n_slots: int) -> None:
+        self.values = _longer(self.values, n_slots)
+        if self.scales is not None:
+            self.scales = _longer(self.scales, n_slots)
+
     def arrays(self) -> list[mx.array]:
         return [self.values] if self.scales is None else [self.values, self.scales]
 
@@ -51,6 +60,13 @@ class _Rows:
         self.values = arrays[0]
         if self.scales is not None:
             self.scales = arrays[1]
+
+
+def _longer(rows: mx.array, n_slots: int) -> mx.array:
+    """The rows with zeros after them, made now, so that no two arrays are held twice at once."""
+    grown = mx.concatenate([rows, mx.zeros((n_slots - rows.shape[0], *rows.shape[1:]), dtype=rows.dtype)])
+    mx.eval(grown)
+    return grown
 
 
 class MetalKV(KVPages):
@@ -61,14 +77,22 @@ class MetalKV(KVPages):
             raise RequestError(f"kv_type q8_0 needs head sizes that 32 divides, not {spec.k_dim} and {spec.v_dim}")
         self.spec = spec
         self.n_blocks = n_blocks
-        n_slots = n_blocks * spec.block_size
+        self._held = min(n_blocks, FIRST_BLOCKS)
+        n_slots = self._held * spec.block_size
         self.k = _Rows(n_slots, spec.n_kv_heads, spec.k_dim, spec.kv_type)
         self.v = _Rows(n_slots, spec.n_kv_heads, spec.v_dim, spec.kv_type)
         mx.eval(self.arrays())  # a lazy array belongs to this thread; steps run on the engine's
 
+    def reserve(self, n_blocks: int) -> None:
+        """Make room for blocks 0 .. n_blocks - 1."""
+        if n_blocks > self._held:
+            self._held = min(self.n_blocks, max(n_blocks, 2 * self._held))
+            for rows in (self.k, self.v):
+                rows.grow(self._held * self.spec.block_size)
+
     @property
     def nbytes(self) -> int:
-        """Bytes of all blocks."""
+        """Bytes held now."""
         return sum(int(a.nbytes) for rows in (self.k, self.v) for a in rows.arrays())
 
     def arrays(self) -> list[mx.array]:
@@ -78,6 +102,7 @@ class MetalKV(KVPages):
     def _slots(self, block: int) -> slice:
         if not 0 <= block < self.n_blocks:
             raise IndexError(f"block {block} of {self.n_blocks}")
+        self.reserve(block + 1)
         return slice(block * self.spec.block_size, (block + 1) * self.spec.block_size)
 
     def read_block(self, block: int) -> bytes:

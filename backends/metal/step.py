@@ -35,6 +35,11 @@ class Step:
             self._arrays["seqs"] = mx.array(self._rows_seq())
         return self._arrays["seqs"]
 
+    def n_blocks(self, group: int, block_size: int) -> int:
+        """Blocks 0 .. n - 1 take all rows that this step writes to one cache group."""
+        written = self.batch.block_tables[group][self._rows_seq(), self.batch.positions // block_size]
+        return int(written.max()) + 1
+
     def slots(self, group: int, block_size: int) -> mx.array:
         """Cache slot of each row in one cache group, int32 (n_tokens,)."""
         key = ("slots", group, block_size)

@@ -48,6 +48,8 @@ def decoding(path: Path, kv_type: str) -> Runner:
     """After a few steps, with a cache of some MiB per layer."""
     backend = MetalBackend()
     run = Runner(load_model(open_gguf(path), backend), backend, kv_type, n_ctx=65536)
+    for kv in run.kv:
+        kv.reserve(kv.n_blocks)
     run.run(range(20, 60))
     growth(run, 5)
     return run
@@ -70,6 +72,26 @@ def test_a_page_array_that_is_held_would_be_seen(path: Path) -> None:
     held = [kv.k.values.reshape(-1) for kv in run.kv]
     mx.eval(held)
     assert growth(run, 1)[0] > run.kv[0].k.values.nbytes
+
+
+def test_a_cache_takes_memory_as_it_is_used(path: Path) -> None:
+    """A pool of 10,000 blocks takes what its first 64 need, and doubles."""
+    backend = MetalBackend()
+    model = load_model(open_gguf(path), backend)
+    run = Runner(model, backend, "f32", n_ctx=320_000)
+    kv = run.kv[0]
+    first = kv.nbytes
+    assert first == 64 * kv.spec.block_size * 2 * 2 * 32 * 4
+    run.tables = [np.arange(1, 10_001, dtype=np.int32)[None]] * len(run.tables)
+    small = run.logits([5, 6, 7])
+    assert kv.nbytes == first
+    rows = kv.read_block(1)
+    kv.copy_block(1, 64)
+    assert kv.nbytes == 2 * first
+    assert kv.read_block(64) == kv.read_block(1) == rows
+    np.testing.assert_array_equal(run.logits([5, 6, 7]), small)
+    with pytest.raises(IndexError):
+        kv.read_block(10_001)
 
 
 def test_a_block_survives_saving_and_loading() -> None:
