@@ -8,6 +8,7 @@ redirects, expiring addresses. Every request is recorded. Data goes out through 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -77,7 +78,9 @@ class Origin:
         self.url = f"http://127.0.0.1:{self.port}"
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._closing = False
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def __enter__(self) -> Origin:
         return self
@@ -86,11 +89,21 @@ class Origin:
         self.close()
 
     def close(self) -> None:
-        """Stops listening and cuts all lines."""
+        """Stops listening and cuts all lines.
+
+        No socket is closed while a thread waits in it: after SIGSTOP and SIGCONT the system goes on waiting at that
+        number, which may be another origin's by then.
+        """
+        if self._closing:
+            return
+        self._closing = True
+        socket.create_connection(("127.0.0.1", self.port)).close()
+        self._accepting.join()
         self._socket.close()
         with self._lock:
             for line in self._open:
-                line.close()
+                with contextlib.suppress(OSError):
+                    line.shutdown(socket.SHUT_RDWR)  # its own thread closes it
 
     def file(self, path: str, source: Path, **behaviour: Any) -> Behaviour:
         """Serves a file under a path."""
@@ -109,9 +122,9 @@ class Origin:
 
     def _accept(self) -> None:
         while True:
-            try:
-                line, _ = self._socket.accept()
-            except OSError:
+            line, _ = self._socket.accept()
+            if self._closing:
+                line.close()
                 return
             with self._lock:
                 self._open.add(line)
