@@ -14,11 +14,14 @@ from dataclasses import dataclass
 
 from edgellm.engine.step_times import Recent, StepTimes
 
-__all__ = ["Acceptance", "DepthController", "Prospect"]
+__all__ = ["MAX_EXTRA_ROWS", "Acceptance", "DepthController", "Prospect"]
 
 MARGIN = 1.03
 """A guess must promise this much more than plain decoding: measured times are noisy, and a tie is a loss."""
 MAX_EXTRA_ROWS = 32
+ROWS_TOGETHER = 4
+"""Steps of several sequences have a multiple of this many rows: few different sizes, because a backend may prepare
+itself for each one."""
 PROBE_SHARE = 0.01
 """Share of the time that may go into finding out whether guessing pays again."""
 REFRESH = 64
@@ -147,7 +150,7 @@ class DepthController:
             if prospects[i].costs:
                 passes = max(passes, depths[i])
             seconds = draft * passes + self.times.step(n, n + extra, context)
-            if tokens / seconds > best_rate:
+            if tokens / seconds > best_rate and (n == 1 or (n + extra) % ROWS_TOGETHER == 0):
                 best, best_rate = list(depths), tokens / seconds
             hope = sum(likely[j] / (1 - min(prospects[j].rate, 0.99)) for j in open_)
             if (tokens + hope) / seconds <= best_rate:

@@ -20,7 +20,6 @@ __all__ = ["DraftModel", "time_rows"]
 
 CHUNK = 256
 """Tokens the draft model computes at once while it catches up, between two steps of the target."""
-MOST_ROWS = 8
 
 
 class DraftModel:
@@ -172,10 +171,9 @@ class _Guesser:
             self.shadow = None
 
 
-def time_rows(runner: Runner, kv: KVCache, n: int) -> float:
-    """Seconds of a step over n rows of one sequence with all their logits (a prompt chunk where n is large: the last
-    one's only), the best of two after one that prepares. Nothing of it stays in the cache."""
-    drafts = n - 1 if n <= MOST_ROWS else 0
+def time_rows(runner: Runner, kv: KVCache, n: int, drafts: int = 0) -> float:
+    """Seconds of a step over n rows of one sequence, `drafts` of them guesses whose logits are wanted too: the best of
+    two after one that prepares. Nothing of it stays in the cache."""
     request = Request(-1, [0] * (n - drafts), 1, share_prefix=False, draft_ids=[0] * drafts)
     if not kv.admit(request, 0) or not kv.allocate(request, n):
         return 0.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgellm.engine.answer import Answer
-from edgellm.engine.depth import Acceptance, DepthController, Prospect
+from edgellm.engine.depth import MAX_EXTRA_ROWS, Acceptance, DepthController, Prospect
 from edgellm.engine.draft import DraftModel, time_rows
 from edgellm.engine.kv_cache import KVCache
 from edgellm.engine.lookup import PromptLookup
@@ -78,11 +78,11 @@ class Speculator:
         self._spent = 0.0
 
     def measure(self, runner: Runner, kv: KVCache) -> None:
-        """Time target and draft before the first request, so that the first choice is no guess. Takes about ten
-        steps of the target, fewer where they are slow; `runner` and `kv` are the target's, idle."""
+        """Time target and draft before the first request, so that the first choice is no guess. Takes about
+        twenty steps of the target, fewer where they are slow; `runner` and `kv` are the target's, idle."""
         began, times = time.perf_counter(), self.controller.times
-        for rows in (1, self.controller.most + 1, 4, 2):
-            if time.perf_counter() - began < MEASURE_S and (seconds := time_rows(runner, kv, rows)) > 0:
+        for rows in (1, self.controller.most + 1, 4, 2, MAX_EXTRA_ROWS):
+            if time.perf_counter() - began < MEASURE_S and (seconds := time_rows(runner, kv, rows, rows - 1)) > 0:
                 times.set(1, rows, seconds)
         times.context_s = self._shares[0] * (times.plain(1) or 0.0)
         if self.model is not None:

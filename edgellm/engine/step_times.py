@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from statistics import median
 
 __all__ = ["Recent", "StepTimes"]
@@ -35,7 +35,7 @@ class StepTimes:
         self.context_s = self.draft_context_s = 0.0
         """Seconds that one token of context adds to a step of the target and to a pass of the draft."""
         self._seen: set[tuple[str, int, int]] = set()
-        self._steps: defaultdict[int, dict[int, Recent]] = defaultdict(dict)
+        self._steps: dict[int, dict[int, Recent]] = {}
         self._drafts: dict[int, Recent] = {}
 
     def observe(self, num_seqs: int, num_rows: int, seconds: float, context: int = 0) -> bool:
@@ -48,7 +48,7 @@ class StepTimes:
     def set(self, num_seqs: int, num_rows: int, seconds: float) -> None:
         """A time measured on its own, warm, without context."""
         self._seen.add(("target", num_seqs, num_rows))
-        self._steps[num_seqs].setdefault(num_rows, Recent()).add(seconds)
+        self._steps.setdefault(num_seqs, {}).setdefault(num_rows, Recent()).add(seconds)
 
     def observe_draft(self, num_seqs: int, num_rows: int, seconds: float, context: int = 0) -> bool:
         """One pass of the draft, for one guess of each sequence. False as for `observe`."""
@@ -65,7 +65,7 @@ class StepTimes:
 
     def plain(self, num_seqs: int, context: int = 0) -> float | None:
         """Seconds of a step without guesses; None before one was seen."""
-        times = self._steps[num_seqs].get(num_seqs)
+        times = self._steps.get(num_seqs, {}).get(num_seqs)
         return times.typical + self.context_s * context if times else None
 
     def step(self, num_seqs: int, num_rows: int, context: int = 0) -> float:
@@ -83,7 +83,7 @@ class StepTimes:
         return new
 
     def _own(self, num_seqs: int, num_rows: int) -> float:
-        known = self._steps[num_seqs]
+        known = self._steps.get(num_seqs, {})
         if num_rows in known:
             return known[num_rows].typical
         below = max((r for r in known if r < num_rows), default=None)
@@ -93,13 +93,15 @@ class StepTimes:
         if above is not None:
             share = (num_rows - below) / (above - below)
             return known[below].typical * (1 - share) + known[above].typical * share
-        plain = known[num_seqs].typical if num_seqs in known else known[below].typical
-        return known[below].typical + self._row_cost(plain / num_seqs) * (num_rows - below)
+        if num_seqs > 1 and len(self._steps.get(1, {})) > 1:
+            # More rows than were seen with so many sequences: they add what they add for one.
+            return known[below].typical + max(0.0, self._own(1, num_rows) - self._own(1, below))
+        return known[below].typical + self._row_cost(num_seqs) * (num_rows - below)
 
-    def _row_cost(self, plain: float) -> float:
-        """Seconds of one more row, by what a single sequence's steps of more rows took."""
-        known = self._steps[1]
+    def _row_cost(self, num_seqs: int) -> float:
+        """Seconds of one more row beyond all that were seen."""
+        known = self._steps[num_seqs]
         if len(known) < 2:
-            return UNKNOWN_ROW * plain
+            return UNKNOWN_ROW * min(recent.typical for recent in known.values()) / num_seqs
         few, most = sorted(known)[-2:]
         return max(0.0, (known[most].typical - known[few].typical) / (most - few))
