@@ -177,11 +177,11 @@ class Emitter:
         """x where a < b else y."""
         return self.b.select(self.b.fcmp_ordered("<", a, b), x, y)
 
-    def prefetch(self, address: Any) -> None:
-        """Read, all cache levels."""
+    def prefetch(self, address: Any, level: int) -> None:
+        """Read into cache `level` (1, 2) and those below it."""
         i32 = ir.IntType(32)
         pointer = self.b.inttoptr(address, ir.IntType(8).as_pointer())
-        flags = [ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)]
+        flags = [ir.Constant(i32, 0), ir.Constant(i32, 4 - level), ir.Constant(i32, 1)]
         self.call("llvm.prefetch.p0", "void", pointer, *flags)
 
     def vnni_dot(self, acc: Any, a: Any, b: Any) -> Any:

@@ -10,7 +10,15 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from edgellm.backends.cpu import matmul_32, matmul_row_32, matmul_row_k, matmul_tile_32, matmul_tile_k, matmul_unpack_k
+from edgellm.backends.cpu import (
+    matmul_32,
+    matmul_row,
+    matmul_row_32,
+    matmul_row_k,
+    matmul_tile_32,
+    matmul_tile_k,
+    matmul_unpack_k,
+)
 from edgellm.backends.cpu.jit import Kernel
 from edgellm.backends.cpu.quantise import Layout, panel_of, quantise_kernel
 from edgellm.backends.cpu.simd_wide import LANES
@@ -45,7 +53,7 @@ def has_tile(m: int, n_blocks: int, block: int) -> bool:
 def scratch_bytes(kind: str, layout: Layout) -> int:
     """Scratch that each thread needs for `linear_kernel`."""
     if layout.panel == 1:
-        return matmul_row_32.row_scratch(layout.n_blocks)
+        return matmul_row.row_scratch(layout.n_blocks)
     tile = matmul_tile_k.TILE_BYTES if kind in K_FORMATS else matmul_32.TILE_BYTES
     return tile + layout.n_panels * layout.panel * 4 * LANES
 

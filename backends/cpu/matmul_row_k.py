@@ -1,63 +1,65 @@
-"""K-type weights times one token: a row's bytes are read in order, super-block by super-block.
+"""K-type weights times one token: a row's bytes are read in order, four super-blocks at a time.
 
-Numbers and their order as in matmul_tile_k.py: integers exact, then value and one FMA per super-block.
+Numbers and their order as in matmul_tile_k.py: integers exact, then value and one FMA per super-block (matmul_row.py).
+Per type, `isum` gives eight partial sums of scale x code x activation, `msum` of group offset x activation.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
-import numpy as np
-
-from edgellm.backends.cpu.jit import Inline, Kernel, inline, kernel
-from edgellm.backends.cpu.matmul_args import (
-    BIAS,
-    N_BLOCKS,
-    N_ROWS,
-    N_TOKENS,
-    OUT,
-    OUT_STRIDE,
-    ROW_BYTES,
-    SUMS,
-    WEIGHTS,
-    D,
-    Q,
-)
+from edgellm.backends.cpu import matmul_row
+from edgellm.backends.cpu.jit import Inline, Kernel, inline
 from edgellm.backends.cpu.simd import (
     Vector,
     add,
     bit_and,
     bit_or,
-    float_of_int,
-    fma_f32,
-    load_f16,
-    load_f32,
     load_i8x16,
     load_i8x32,
     load_i16x16,
-    load_i64,
+    load_i32x4,
     load_u16,
     load_u32,
+    mul,
     mul_pairs_i16,
     permute,
-    prefetch,
+    permute2,
+    prefetch_far,
+    registers,
+    reinterpret,
     shift_left,
     sign_extend_i8x16,
     splat_i8x16,
     splat_i8x32,
     splat_i16x16,
+    splat_i32x4,
     splat_i32x8,
-    store_f32,
+    store,
     sub,
-    sum_i32x8,
+    to_f32x4,
+    to_f32x8,
+    twice_i8x16,
     unroll,
+    zero_extend_i8x16,
 )
 from edgellm.backends.cpu.simd_dot import dot_scaled, dot_scaled_signed
-from edgellm.backends.cpu.simd_pack import i8x16_of, i16x8_of_bytes, load_nibbles, lookup, shifted, spread
-from edgellm.backends.cpu.simd_wide import LANES
-
-AHEAD = 2048
-"""Bytes ahead of a row's reads that are asked for; measured."""
+from edgellm.backends.cpu.simd_pack import (
+    high_f32x8,
+    i8x16_of,
+    i16x8_of_bytes,
+    load_f16_of_four,
+    load_f16_pairs_of_four,
+    load_nibbles,
+    lookup,
+    low_f32x8,
+    shifted,
+    spread,
+    spread_bytes,
+    sums_of_eight,
+    sums_of_four,
+)
 
 
 @inline
@@ -72,51 +74,49 @@ def high4(x: Vector) -> Vector:
     return low4(shifted(x, -4))
 
 
-@inline
-def minima_of(p: int) -> int:
-    """Q4_K's eight 6-bit minima as bytes of an int64."""
-    b, c = load_u32(p + 4), load_u32(p + 8)
-    return (b & 0x3F3F3F3F) | ((((c >> 4) & 0x0F0F0F0F) | (((b >> 6) & 0x03030303) << 4)) << 32)
+_c_and_c4, _by_kind = permute2("i32x4", [3, 3, 7, 7]), permute2("i32x4", [1, 5, 2, 6])
+as_bytes = reinterpret("i32x4", "i8x16")
 
 
 @inline
-def scales_of(p: int) -> int:
-    """Q4_K's eight 6-bit scales as bytes of an int64."""
-    a, c = load_u32(p), load_u32(p + 8)
-    return (a & 0x3F3F3F3F) | (((c & 0x0F0F0F0F) | (((a >> 6) & 0x03030303) << 4)) << 32)
+def scales_and_minima(p: int) -> Vector:
+    """The first 16 bytes of a Q4_K super-block -> its eight 6-bit scales, then its eight minima, as bytes.
+
+    Words: d and dmin; scales 0..3 and, above them, two bits of 4..7; the same of the minima; the other four bits."""
+    words = load_i32x4(p)
+    first = bit_and(words, splat_i32x4(0x3F3F3F3F))
+    lows = bit_and(_c_and_c4(words, shifted(words, -4)), splat_i32x4(0x0F0F0F0F))
+    second = bit_or(bit_and(shifted(words, -2), splat_i32x4(0x30303030)), lows)
+    return as_bytes(_by_kind(first, second))
 
 
+minima_doubled = permute("i8x16", [8 + i // 2 for i in range(16)])
 twice = permute("i16x8", list(range(8)) * 2)
-doubled = permute("i16x8", [i // 2 for i in range(16)])
 evens_first = permute("i8x16", [*range(0, 16, 2), *range(1, 16, 2)])
 
 
 @inline
-def value_with_minima(p: int, isum: Vector, msum: Vector) -> np.float32:
-    """d isum - dmin msum; d and dmin at p."""
-    scaled = float_of_int(sum_i32x8(isum)) * load_f16(p)
-    return scaled - float_of_int(sum_i32x8(msum)) * load_f16(p + 2)
-
-
-@inline
-def q4_k(p: int, x: int, sums: int) -> np.float32:
-    """One super-block of Q4_K times 256 int8."""
-    scales = twice(i16x8_of_bytes(scales_of(p + 4)))
-    msum = mul_pairs_i16(doubled(i16x8_of_bytes(minima_of(p + 4))), load_i16x16(sums))
+def q4_k(p: int, x: int) -> Vector:
+    """isum of one super-block of Q4_K with 256 int8."""
+    scales = twice_i8x16(scales_and_minima(p))
     isum, other = splat_i32x8(0), splat_i32x8(0)
     for j in unroll(4):
         w = load_i8x32(p + 16 + 32 * j)
-        isum = dot_scaled(isum, low4(w), load_i8x32(x + 64 * j), spread(scales, 2 * j))
-        other = dot_scaled(other, high4(w), load_i8x32(x + 64 * j + 32), spread(scales, 2 * j + 1))
-    return value_with_minima(p, add(isum, other), msum)
+        isum = dot_scaled(isum, low4(w), load_i8x32(x + 64 * j), spread_bytes(scales, 2 * j))
+        other = dot_scaled(other, high4(w), load_i8x32(x + 64 * j + 32), spread_bytes(scales, 2 * j + 1))
+    return add(isum, other)
 
 
 @inline
-def q6_k(p: int, x: int, sums: int) -> np.float32:
-    """One super-block of Q6_K times 256 int8."""
-    signed = load_i8x16(p + 192)
-    scales = sign_extend_i8x16(evens_first(signed))
-    msum = mul_pairs_i16(sign_extend_i8x16(signed), load_i16x16(sums))
+def q4_k_minima(p: int, sums: int) -> Vector:
+    """msum of Q4_K and Q5_K."""
+    return mul_pairs_i16(zero_extend_i8x16(minima_doubled(scales_and_minima(p))), load_i16x16(sums))
+
+
+@inline
+def q6_k(p: int, x: int) -> Vector:
+    """isum of one super-block of Q6_K with 256 int8."""
+    scales = sign_extend_i8x16(evens_first(load_i8x16(p + 192)))
     isum, other = splat_i32x8(0), splat_i32x8(0)
     top = splat_i8x32(0x30)
     for n in unroll(2):
@@ -130,40 +130,48 @@ def q6_k(p: int, x: int, sums: int) -> np.float32:
         isum = dot_scaled(isum, c, load_i8x32(y + 64), spread(scales, 4 * n + 2))
         c = bit_or(high4(b), bit_and(shifted(h, -2), top))
         other = dot_scaled(other, c, load_i8x32(y + 96), spread(scales, 4 * n + 3))
-    exact = sub(add(isum, other), shift_left(msum, 5))
-    return float_of_int(sum_i32x8(exact)) * load_f16(p + 208)
+    return add(isum, other)
 
 
 @inline
-def q5_k(p: int, x: int, sums: int) -> np.float32:
-    """One super-block of Q5_K times 256 int8."""
-    scales = twice(i16x8_of_bytes(scales_of(p + 4)))
-    msum = mul_pairs_i16(doubled(i16x8_of_bytes(minima_of(p + 4))), load_i16x16(sums))
+def q6_k_offsets(p: int, sums: int) -> Vector:
+    """msum of Q6_K: its offsets are the scales, 32 of each."""
+    return shift_left(mul_pairs_i16(sign_extend_i8x16(load_i8x16(p + 192)), load_i16x16(sums)), 5)
+
+
+@inline
+def q5_k(p: int, x: int) -> Vector:
+    """isum of one super-block of Q5_K with 256 int8."""
+    scales = twice_i8x16(scales_and_minima(p))
     isum, other = splat_i32x8(0), splat_i32x8(0)
     fifth, h = splat_i8x32(16), load_i8x32(p + 16)
     for j in unroll(4):
         w = load_i8x32(p + 48 + 32 * j)
         c = bit_or(low4(w), bit_and(shifted(h, 4 - 2 * j), fifth))
-        isum = dot_scaled(isum, c, load_i8x32(x + 64 * j), spread(scales, 2 * j))
+        isum = dot_scaled(isum, c, load_i8x32(x + 64 * j), spread_bytes(scales, 2 * j))
         c = bit_or(high4(w), bit_and(shifted(h, 3 - 2 * j), fifth))
-        other = dot_scaled(other, c, load_i8x32(x + 64 * j + 32), spread(scales, 2 * j + 1))
-    return value_with_minima(p, add(isum, other), msum)
+        other = dot_scaled(other, c, load_i8x32(x + 64 * j + 32), spread_bytes(scales, 2 * j + 1))
+    return add(isum, other)
 
 
 @inline
-def q2_k(p: int, x: int, sums: int) -> np.float32:
-    """One super-block of Q2_K times 256 int8."""
-    both = load_i8x16(p)
-    scales = sign_extend_i8x16(evens_first(bit_and(both, splat_i8x16(15))))
-    minima = sign_extend_i8x16(bit_and(shifted(both, -4), splat_i8x16(15)))
-    msum = mul_pairs_i16(minima, load_i16x16(sums))
+def q2_k(p: int, x: int) -> Vector:
+    """isum of one super-block of Q2_K with 256 int8."""
+    scales = sign_extend_i8x16(evens_first(bit_and(load_i8x16(p), splat_i8x16(15))))
     isum, three = splat_i32x8(0), splat_i8x32(3)
     for n in unroll(2):
         w = load_i8x32(p + 16 + 32 * n)
         for j in unroll(4):
             c = bit_and(shifted(w, -2 * j), three)
             isum = dot_scaled(isum, c, load_i8x32(x + 128 * n + 32 * j), spread(scales, 4 * n + j))
-    return value_with_minima(p + 80, isum, msum)
+    return isum
+
+
+@inline
+def q2_k_minima(p: int, sums: int) -> Vector:
+    """msum of Q2_K."""
+    minima = sign_extend_i8x16(bit_and(shifted(load_i8x16(p), -4), splat_i8x16(15)))
+    return mul_pairs_i16(minima, load_i16x16(sums))
 
 
 @inline
@@ -178,19 +186,23 @@ def q3_scales(p: int) -> Vector:
 
 
 @inline
-def q3_k(p: int, x: int, sums: int) -> np.float32:
-    """One super-block of Q3_K times 256 int8."""
-    scales = sub(q3_scales(p + 96), splat_i8x16(32))
-    msum = mul_pairs_i16(sign_extend_i8x16(scales), load_i16x16(sums))
-    spaced = sign_extend_i8x16(evens_first(scales))
+def q3_k(p: int, x: int) -> Vector:
+    """isum of one super-block of Q3_K with 256 int8."""
+    spaced = sign_extend_i8x16(evens_first(sub(q3_scales(p + 96), splat_i8x16(32))))
     isum, three, third, h = splat_i32x8(0), splat_i8x32(3), splat_i8x32(4), load_i8x32(p)
     for n in unroll(2):
         w = load_i8x32(p + 32 + 32 * n)
         for j in unroll(4):
             c = bit_or(bit_and(shifted(w, -2 * j), three), bit_and(shifted(h, 2 - 4 * n - j), third))
             isum = dot_scaled(isum, c, load_i8x32(x + 128 * n + 32 * j), spread(spaced, 4 * n + j))
-    exact = sub(isum, shift_left(msum, 2))
-    return float_of_int(sum_i32x8(exact)) * load_f16(p + 108)
+    return isum
+
+
+@inline
+def q3_k_offsets(p: int, sums: int) -> Vector:
+    """msum of Q3_K: its offsets are the scales, 4 of each."""
+    scales = sign_extend_i8x16(sub(q3_scales(p + 96), splat_i8x16(32)))
+    return shift_left(mul_pairs_i16(scales, load_i16x16(sums)), 2)
 
 
 @inline
@@ -210,8 +222,8 @@ iq4_values = lookup("iq4", 32, 0)
 
 
 @inline
-def iq4_xs(p: int, x: int, sums: int) -> np.float32:
-    """One super-block of IQ4_XS times 256 int8."""
+def iq4_xs(p: int, x: int) -> Vector:
+    """isum of one super-block of IQ4_XS with 256 int8."""
     scales = sub(twice(i16x8_of_bytes(iq4_scales(p + 2))), splat_i16x16(32))
     isum, other = splat_i32x8(0), splat_i32x8(0)
     for j in unroll(4):
@@ -219,38 +231,68 @@ def iq4_xs(p: int, x: int, sums: int) -> np.float32:
         isum = dot_scaled_signed(isum, w, load_i8x32(x + 64 * j), spread(scales, 2 * j))
         w = iq4_values(load_nibbles(p + 24 + 32 * j))
         other = dot_scaled_signed(other, w, load_i8x32(x + 64 * j + 32), spread(scales, 2 * j + 1))
-    return float_of_int(sum_i32x8(add(isum, other))) * load_f16(p)
+    return add(isum, other)
 
 
-BLOCKS = {"q2_k": q2_k, "q3_k": q3_k, "q4_k": q4_k, "q5_k": q5_k, "q6_k": q6_k, "iq4_xs": iq4_xs}
+@inline
+def no_offsets(p: int, sums: int) -> Vector:
+    """msum of a type that has none."""
+    return splat_i32x8(0)
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """One K type: its two sums, where d lies, and whether msum is of minima with a float16 dmin after d (otherwise it
+    is taken off isum)."""
+
+    isum: Inline
+    msum: Inline
+    d_at: int
+    minima: bool = False
+
+
+FORMATS = {
+    "q2_k": RowFormat(q2_k, q2_k_minima, 80, minima=True),
+    "q3_k": RowFormat(q3_k, q3_k_offsets, 108),
+    "q4_k": RowFormat(q4_k, q4_k_minima, 0, minima=True),
+    "q5_k": RowFormat(q5_k, q4_k_minima, 0, minima=True),
+    "q6_k": RowFormat(q6_k, q6_k_offsets, 208),
+    "iq4_xs": RowFormat(iq4_xs, no_offsets, 0),
+}
 
 
 @cache
 def row_kernel(name: str, type_size: int) -> Kernel:
-    """Kernel over units of LANES rows; args as in matmul_args.py, one token a panel."""
-    block: Inline = BLOCKS[name]
+    """The one-token kernel of a K type."""
+    form = FORMATS[name]
+    isum, msum, d_at, minima = form.isum, form.msum, form.d_at, form.minima
+    lines, ahead = (4 * type_size + 63) // 64, matmul_row.AHEAD
 
-    def rows(args: int, begin: int, end: int, scratch: int) -> None:
-        row_bytes, n_rows, n_blocks = load_i64(args + ROW_BYTES), load_i64(args + N_ROWS), load_i64(args + N_BLOCKS)
-        bias, n_tokens = load_i64(args + BIAS), load_i64(args + N_TOKENS)
-        stop = end * LANES if end * LANES < n_rows else n_rows
-        for token in range(n_tokens):
-            q = load_i64(args + Q) + 256 * n_blocks * token
-            out = load_i64(args + OUT) + token * load_i64(args + OUT_STRIDE)
-            for row in range(begin * LANES, stop):
-                p, x = load_i64(args + WEIGHTS) + row * row_bytes, q
-                sums, d = load_i64(args + SUMS) + 32 * n_blocks * token, load_i64(args + D) + 4 * n_blocks * token
-                y = np.float32(0.0)
-                for _ in range(n_blocks):
-                    for line in unroll((type_size + 63) // 64):
-                        prefetch(p + AHEAD + 64 * line)
-                    y = fma_f32(block(p, x, sums), load_f32(d), y)
-                    p += type_size
-                    x += 256
-                    sums += 32
-                    d += 4
-                if bias:
-                    y += load_f32(bias + 4 * row)
-                store_f32(out + 4 * row, y)
+    @inline
+    def values_of_row(p: int, x: int, sums: int, n_blocks: int, values: int) -> None:
+        for b in range(0, n_blocks, 4):
+            # A last group that is short takes its last block several times; those values are not used.
+            last = n_blocks - b - 1
+            at, a, m = registers(4), registers(4), registers(4)
+            for i in unroll(4):
+                for line in unroll(lines // 4 + (lines % 4 > i)):
+                    prefetch_far(p + ahead + 64 * (i * (lines // 4) + min(i, lines % 4) + line))
+                k = min(i, last)
+                at[i] = p + k * type_size
+                a[i] = isum(at[i], x + 256 * k)
+                m[i] = msum(at[i], sums + 32 * k)
+            if minima:
+                both = to_f32x8(sums_of_eight(a[0], a[1], a[2], a[3], m[0], m[1], m[2], m[3]))
+                d = load_f16_pairs_of_four(at[0] + d_at, at[1] + d_at, at[2] + d_at, at[3] + d_at)
+                both = mul(both, d)
+                store(values + 4 * b, sub(low_f32x8(both), high_f32x8(both)))
+            else:
+                for i in unroll(4):
+                    a[i] = sub(a[i], m[i])
+                d = load_f16_of_four(at[0] + d_at, at[1] + d_at, at[2] + d_at, at[3] + d_at)
+                store(values + 4 * b, mul(to_f32x4(sums_of_four(a[0], a[1], a[2], a[3])), d))
+            p += 4 * type_size
+            x += 1024
+            sums += 128
 
-    return kernel(rows, f"linear_{name}_row")
+    return matmul_row.row_kernel(name, 256, values_of_row)

@@ -41,6 +41,7 @@ splat_i8x16 = _splat("i8x16")
 splat_i8x32 = _splat("i8x32")
 splat_i8x64 = _splat("i8x64")
 splat_i16x16 = _splat("i16x16")
+splat_i32x4 = _splat("i32x4")
 splat_i32x8 = _splat("i32x8")
 splat_i32x16 = _splat("i32x16")
 

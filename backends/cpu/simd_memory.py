@@ -160,9 +160,14 @@ def store_f16x8(address: int, x: Vector) -> None:
         view(address, np.float16, 8)[:] = x.astype(np.float16)
 
 
-@op("void(i64)", lambda e, a: e.prefetch(a))
+@op("void(i64)", lambda e, a: e.prefetch(a, 1))
 def prefetch(address: int) -> None:
     """Ask for the cache line at an address; never faults."""
+
+
+@op("void(i64)", lambda e, a: e.prefetch(a, 2))
+def prefetch_far(address: int) -> None:
+    """As `prefetch`, into the second-level cache only."""
 
 
 # Between threads.

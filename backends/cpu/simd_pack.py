@@ -15,6 +15,7 @@ from edgellm.backends.cpu.simd import (
     load_i32x4,
     load_i32x8,
     op,
+    permute,
     permute2,
     registers,
     store,
@@ -39,6 +40,9 @@ def _emit_shifted(e: Any, x: Any, n: int) -> Any:
     if kind.element.width == 8:
         x = e.bitcast(x, f"i16x{kind.count // 2}")
     return e.b.bitcast(e.shift("shl", x, n) if n >= 0 else e.shift("lshr", x, -n), kind)
+
+
+low_f32x8, high_f32x8 = permute("f32x8", [0, 1, 2, 3]), permute("f32x8", [4, 5, 6, 7])
 
 
 @op("f32(f32x8)", lambda e, x: e.lane(x, 0))
@@ -91,6 +95,36 @@ def _emit_load_f16x8_apart(e: Any, address: Any, stride: int) -> Any:
         half = e.load(e.b.add(address, e.constant("i64", i * stride)), "i16")
         halves = e.b.insert_element(halves, half, e.constant("i32", i))
     return e.half_to_float(halves, 8)
+
+
+@op("f32x8(i64, i64, i64, i64)")
+def load_f16_pairs_of_four(a: int, b: int, c: int, d: int) -> Vector:
+    """Pairs of float16 at four addresses: the four first ones, then the four second ones."""
+    pairs = np.array([view(p, np.float16, 2) for p in (a, b, c, d)])
+    return pairs.T.reshape(-1).astype(np.float32)
+
+
+@load_f16_pairs_of_four.emit()
+def _emit_load_f16_pairs_of_four(e: Any, *addresses: Any) -> Any:
+    words = e.constant("i32x4", 0)
+    for i, address in enumerate(addresses):
+        words = e.b.insert_element(words, e.load(address, "i32"), e.constant("i32", i))
+    halves = e.bitcast(words, "i16x8")
+    return e.half_to_float(e.shuffle(halves, halves, [0, 2, 4, 6, 1, 3, 5, 7]), 8)
+
+
+@op("f32x4(i64, i64, i64, i64)")
+def load_f16_of_four(a: int, b: int, c: int, d: int) -> Vector:
+    """The float16 at each of four addresses."""
+    return np.array([view(p, np.float16, 1)[0] for p in (a, b, c, d)], np.float32)
+
+
+@load_f16_of_four.emit()
+def _emit_load_f16_of_four(e: Any, *addresses: Any) -> Any:
+    halves = e.constant("i16x4", 0)
+    for i, address in enumerate(addresses):
+        halves = e.b.insert_element(halves, e.load(address, "i16"), e.constant("i32", i))
+    return e.half_to_float(halves, 4)
 
 
 def _e8m0(e: Any, exponents: Any, kind: str, result: str) -> Any:
@@ -287,6 +321,16 @@ def sums_of_eight(
     return add(_lows(low, high), _highs(low, high))
 
 
+_low_i32x8, _high_i32x8 = permute("i32x8", [0, 1, 2, 3]), permute("i32x8", [4, 5, 6, 7])
+
+
+@inline
+def sums_of_four(d0: Vector, d1: Vector, d2: Vector, d3: Vector) -> Vector:
+    """Lane i of the result (i32x4) is the sum of all lanes of the i-th vector."""
+    both = add_neighbours(add_neighbours(d0, d1), add_neighbours(d2, d3))
+    return add(_low_i32x8(both), _high_i32x8(both))
+
+
 @op("i16x16(i16x16, lit)")
 def spread(x: Vector, i: int) -> Vector:
     """Lane i of each half in all eight lanes of that half."""
@@ -296,3 +340,15 @@ def spread(x: Vector, i: int) -> Vector:
 @spread.emit()
 def _emit_spread(e: Any, x: Any, i: int) -> Any:
     return e.shuffle(x, x, [i] * 8 + [8 + i] * 8)
+
+
+@op("i16x16(i8x32, lit)")
+def spread_bytes(x: Vector, i: int) -> Vector:
+    """Byte i of each half, not negative, as int16 in all eight lanes of that half."""
+    return np.repeat(x[[i, 16 + i]].astype(np.int16), 8)
+
+
+@spread_bytes.emit()
+def _emit_spread_bytes(e: Any, x: Any, i: int) -> Any:
+    # One shuffle that puts zeros between (the general form would broadcast, then widen).
+    return e.bitcast(e.shuffle(x, e.constant("i8x32", 0), [i, 32] * 8 + [16 + i, 32] * 8), "i16x16")

@@ -69,7 +69,7 @@ class _Fold(ast.NodeTransformer):
         for i in range(self.known(source.args[0])):
             self.constants[name] = i
             out += self._body(copy.deepcopy(node.body))
-        del self.constants[name]
+        self.constants.pop(name, None)
         return out
 
     def _body(self, statements: list[ast.stmt]) -> list[ast.stmt]:
