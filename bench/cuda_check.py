@@ -2,10 +2,12 @@
 
     python bench/cuda_check.py [--quick] [--shapes 1b,8b]
 
-Needs numpy, numba, numba-cuda and this repository, not even an install. First each kernel against its definition
-(dequantise and multiply), then device bandwidth and half-precision matmul rate, then decode and a prompt of 512 for
-models of random weights in the shapes of 1B and 8B Llamas. Prints a table, and one JSON line at the end. Has not run
-on real hardware yet: figures of the first run belong in bench/LOG.md with the card's name.
+Needs numpy, numba, numba-cuda and this repository, not even an install; with the wheel nvidia-cublas prompts run on
+tensor cores. First each kernel against its definition in numpy, then device bandwidth and half-precision matmul rate,
+then decode and a prompt of 512 for models of random weights in the shapes of 1B and 8B Llamas. Prints a table, and one
+JSON line at the end. Has not run on real hardware yet: figures of the first run belong in bench/LOG.md with the card's
+name. NUMBA_ENABLE_CUDASIM=1 with `--simulate` runs the same code in the simulator on tiny shapes: no figures, only a
+proof that the script itself works.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPES = {"1b": (2048, 16, 32, 8, 8192, 128256), "8b": (4096, 32, 32, 8, 14336, 128256)}
+SHAPES["tiny"] = (256, 1, 4, 2, 256, 64)
 """dim, layers, heads, kv heads, ffn, vocabulary."""
 
 
@@ -40,96 +42,48 @@ def use_repository() -> None:
 
 use_repository()
 
-from edgellm.backends import dequant  # noqa: E402
 from edgellm.backends.base import Batch, KVSpec, QTensor  # noqa: E402
 from edgellm.backends.cuda.backend import CUDABackend  # noqa: E402
-from edgellm.backends.cuda.unpack import UNPACK  # noqa: E402
+from edgellm.backends.cuda.device import SIMULATED  # noqa: E402
+from edgellm.errors import EdgeLLMError  # noqa: E402
 from edgellm.models.config import ModelConfig, RopeConfig  # noqa: E402
 from edgellm.models.llama import Llama  # noqa: E402
 from edgellm.models.tensors import Tensors  # noqa: E402
-from edgellm.quants import QUANT_TABLE, GGMLType  # noqa: E402
+from edgellm.quants import GGMLType  # noqa: E402
 
-SCALE_AT = {"Q5_K": (0, 2), "Q4_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2)}
-"""Byte offsets of a block's float16 scales, where they are not just (0,)."""
-
-
-def random_blocks(kind: GGMLType, n: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """uint8 (n, row_bytes) of random quants with small scales."""
-    info = QUANT_TABLE[kind]
-    raw = rng.integers(0, 256, (n, k // info.block_size, info.type_size), dtype=np.uint8)
-    if kind is GGMLType.MXFP4:
-        raw[..., 0] = 120
-        return raw.reshape(n, -1)
-    for at in SCALE_AT.get(kind.name, (0,)):
-        raw[..., at : at + 2] = np.frombuffer(np.float16(2e-4).tobytes(), np.uint8)
-    return raw.reshape(n, -1)
+sys.path.insert(0, str(ROOT / "bench"))
+from cuda_kernels import check_kernels, make_batch, random_blocks  # noqa: E402
 
 
-class RandomSource(Mapping[str, QTensor]):
-    """Tensors of a Llama of random weights, made when asked for; equal shapes share their bytes on the host."""
+def random_tensors(shape: tuple[int, ...]) -> dict[str, QTensor]:
+    """A Llama of random weights in the types of a Q4_K_M file, its output head tied; equal shapes share their bytes."""
+    dim, layers, heads, kv_heads, ffn, vocab = shape
+    kv, made = dim // heads * kv_heads, dict[tuple[int, int, GGMLType], np.ndarray]()
 
-    def __init__(self, shape: tuple[int, ...]):
-        self.dim, self.layers, self.heads, self.kv_heads, self.ffn, self.vocab = shape
-        self._made: dict[tuple[int, int, str], np.ndarray] = {}
+    def weight(name: str, n: int, k: int, kind: GGMLType) -> QTensor:
+        if (n, k, kind) not in made:
+            made[n, k, kind] = random_blocks(kind, n, k, np.random.default_rng(0))
+        return QTensor(name, kind, (n, k), made[n, k, kind])
 
-    def _shape(self, name: str) -> tuple[int, int, GGMLType]:
-        kv = self.dim // self.heads * self.kv_heads
-        rows = {"attn_k": (kv, self.dim), "attn_v": (kv, self.dim), "ffn_down": (self.dim, self.ffn)}
-        rows |= {"ffn_gate": (self.ffn, self.dim), "ffn_up": (self.ffn, self.dim), "token_embd": (self.vocab, self.dim)}
-        part = name.removesuffix(".weight").split(".")[-1]
-        n, k = rows.get(part, (self.dim, self.dim))
-        six = part == "token_embd" or (part in ("attn_v", "ffn_down") and int(name.split(".")[1]) % 2 == 0)
-        return n, k, GGMLType.Q6_K if six else GGMLType.Q4_K
+    def norm(name: str) -> QTensor:
+        return QTensor(name, GGMLType.F32, (dim,), np.ones(dim, np.float32).view(np.uint8))
 
-    def __getitem__(self, name: str) -> QTensor:
-        if name == "output.weight" or "bias" in name or name == "rope_freqs.weight":
-            raise KeyError(name)
-        if name.endswith("norm.weight"):
-            return QTensor(name, GGMLType.F32, (self.dim,), np.ones(self.dim, np.float32).view(np.uint8))
-        n, k, kind = self._shape(name)
-        key = (n, k, kind.name)
-        if key not in self._made:
-            self._made[key] = random_blocks(kind, n, k, np.random.default_rng(0))
-        return QTensor(name, kind, (n, k), self._made[key])
-
-    def __contains__(self, name: object) -> bool:
-        try:
-            self[str(name)]
-        except KeyError:
-            return False
-        return True
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
-
-
-def check_kernels(gpu: CUDABackend) -> list[str]:
-    """Names of types whose products differ from dequantise and multiply."""
-    from numba import cuda
-
-    bad, rng = [], np.random.default_rng(1)
-    for kind in [*UNPACK, GGMLType.F16]:
-        for rows, n, k in ((1, 5, 256), (3, 7, 512), (9, 65, 256)):
-            if kind is GGMLType.F16:
-                raw = rng.standard_normal((n, k)).astype(np.float16).view(np.uint8)
-            else:
-                raw = random_blocks(kind, n, k, rng)
-            q = rng.integers(-127, 128, (rows, k // 32, 32))
-            q[..., 0] = 127  # rounding to 8 bits leaves these rows as they are
-            x = (q * rng.uniform(0.01, 0.02, (rows, k // 32, 1))).astype(np.float32).reshape(rows, k)
-            array = gpu._pool.take((rows, k))
-            array.data = cuda.to_device(x.reshape(-1))
-            y = gpu.linear(array, gpu.load(QTensor("w.weight", kind, (n, k), raw)))
-            got = y.data.copy_to_host().reshape(rows, n)
-            gpu._quantised.clear()
-            expected = x.astype(np.float64) @ dequant.dequantise(raw, kind).astype(np.float64).T
-            error = ((got - expected) ** 2).mean() / (expected**2).mean()
-            if not error < 1e-9:
-                bad.append(f"{kind.name} {rows}x{n}x{k}: {error:.1e}")
-    return bad
+    tensors = [weight("token_embd.weight", vocab, dim, GGMLType.Q6_K), norm("output_norm.weight")]
+    for i in range(layers):
+        # Half of the layers hold these two in six bits.
+        better = GGMLType.Q4_K if i % 2 else GGMLType.Q6_K
+        rows = {
+            "attn_q": (dim, dim, GGMLType.Q4_K),
+            "attn_k": (kv, dim, GGMLType.Q4_K),
+            "attn_v": (kv, dim, better),
+            "attn_output": (dim, dim, GGMLType.Q4_K),
+            "ffn_gate": (ffn, dim, GGMLType.Q4_K),
+            "ffn_up": (ffn, dim, GGMLType.Q4_K),
+            "ffn_down": (dim, ffn, better),
+        }
+        tensors += [weight(f"blk.{i}.{name}.weight", *what) for name, what in rows.items()]
+        tensors += [norm(f"blk.{i}.{name}.weight") for name in ("attn_norm", "ffn_norm")]
+    return {tensor.name: tensor for tensor in tensors}
 
 
 def seconds(run, repeats: int = 5) -> float:
@@ -150,107 +104,112 @@ def device_bandwidth() -> float:
     """GB/s of a device-to-device copy of 512 MiB, read and write counted."""
     from numba import cuda
 
-    n = 1 << 27
+    n = 1 << (20 if SIMULATED else 27)
     a, b = cuda.device_array(n, np.float32), cuda.device_array(n, np.float32)
     b.copy_to_device(a)
     return 2 * a.nbytes / seconds(lambda: b.copy_to_device(a)) / 1e9
 
 
-def half_rate() -> float | None:
-    """TFLOP/s of a half-precision matmul through cupy or torch, None without either."""
-    n = 4096
-    try:
-        import cupy
+def half_rate(gpu: CUDABackend) -> float | None:
+    """TFLOP/s of the half-precision matmul that prompts use; None where there is none."""
+    from numba import cuda
 
-        a = cupy.ones((n, n), cupy.float16)
-        a @ a
-        return 2 * n**3 / seconds(lambda: a @ a) / 1e12
-    except ImportError:
-        pass
-    try:
-        import torch
-
-        t = torch.ones((n, n), dtype=torch.float16, device="cuda")
-        t @ t
-        return 2 * n**3 / seconds(lambda: (t @ t, torch.cuda.synchronize())) / 1e12
-    except ImportError:
+    if gpu.half is None:
         return None
-
-
-def batch(start: int, n: int, table: np.ndarray) -> Batch:
-    return Batch(
-        ids=np.arange(n, dtype=np.int32) + 7,
-        positions=np.arange(start, start + n, dtype=np.int32),
-        seq_starts=np.array([0, n], np.int32),
-        context_lens=np.array([start + n], np.int32),
-        block_tables=(table,),
-        output_rows=np.array([n - 1], np.int32),
-        rope_variants=np.zeros(n, np.int32),
-    )
+    n = 4096
+    a, b = cuda.device_array(n * n, np.float16), cuda.device_array(n * n, np.float16)
+    y = cuda.device_array(n * n, np.float32)
+    for array in (a, b):
+        array.copy_to_device(np.ones(n * n, np.float16))
+    gpu.half.multiply(a, b, y, 0, n, n, n, n)
+    return 2 * n**3 / seconds(lambda: gpu.half.multiply(a, b, y, 0, n, n, n, n)) / 1e12
 
 
 def measure_model(gpu: CUDABackend, name: str) -> dict[str, float]:
-    """tok/s of decode at depth 512 and of a prompt of 512, and the weight bytes a token reads."""
+    """tok/s of decode from depth `prompt` on and of a prompt (512), and the weight bytes a token reads."""
     dim, layers, heads, kv_heads, ffn, vocab = shape = SHAPES[name]
-    head = dim // heads
+    head, prompt, steps = dim // heads, 512 if not SIMULATED else 4, 16 if not SIMULATED else 1
     config = ModelConfig(
         *("llama", layers, dim, heads, kv_heads, head, head, ffn, vocab, 8192, 1e-5),
         rope=RopeConfig(n_dims=head, base=500000.0),
     )
-    source = RandomSource(shape)
-    model = Llama(config, Tensors(source, gpu))
-    spec = KVSpec(kv_heads, head, head, "f16", 32, 0)
-    kv = [gpu.new_kv(spec, 40) for _ in range(layers)]
+    tensors = Tensors(random_tensors(shape), gpu)
+    model = Llama(config, tensors)
+    kv = [gpu.new_kv(KVSpec(kv_heads, head, head, "f16", 32, 0, layer), 40) for layer in range(layers)]
     table = np.arange(1, 40, dtype=np.int32)[None]
 
+    def forward(batch: Batch) -> object:
+        return model.forward(batch, kv)
+
     def run(start: int, n: int) -> None:
-        gpu.execute(lambda b: model.forward(b, kv), batch(start, n, table))
+        logits = gpu.execute(forward, make_batch(start, n, table))
+        assert np.isfinite(logits).all(), "logits are not finite"
 
-    run(0, 512)
-    run(512, 1)
-    prompt = seconds(lambda: run(0, 512), 3)
-    decode = seconds(lambda: [run(512 + i, 1) for i in range(16)], 3) / 16
-    weights = sum(w.data.nbytes for w in model_weights(model))
-    flops = 2 * 512 * weights / 0.5625
-    return {"pp512": 512 / prompt, "tg": 1 / decode, "gb_s": weights / decode / 1e9, "tflops": flops / prompt / 1e12}
-
-
-def model_weights(model: Llama) -> list:
-    """Every weight on the device, once."""
-    held = {id(w): w for w in vars(model).values() if hasattr(w, "kind")}
-    for block in model.blk:
-        for part in vars(block).values():
-            held |= {id(w): w for w in vars(part).values() if hasattr(w, "kind")}
-    return list(held.values())
+    started = time.perf_counter()
+    run(0, prompt)
+    run(prompt, 1)
+    compile_s = time.perf_counter() - started
+    repeats = 1 if SIMULATED else 3
+    prompt_s = seconds(lambda: run(0, prompt), repeats)
+    decode_s = seconds(lambda: [run(prompt + i, 1) for i in range(steps)], repeats) / steps
+    # The tied output head is read whole; of the embedding a token reads a row, but it is the same table.
+    weights = sum(w.data.nbytes for w in tensors.loaded.values())
+    values = sum(int(np.prod(w.shape)) for name, w in tensors.loaded.items() if len(w.shape) == 2)
+    matmul_values = values - vocab * dim  # of a prompt only the last row meets the output head
+    return {
+        "pp512": prompt / prompt_s,
+        "tg": 1 / decode_s,
+        "weights_bytes": weights,
+        "gb_s": weights / decode_s / 1e9,
+        "tflops": 2 * prompt * matmul_values / prompt_s / 1e12,
+        "compile_s": compile_s,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="kernel checks only")
     parser.add_argument("--shapes", default="1b,8b")
+    parser.add_argument("--simulate", action="store_true", help="tiny shapes, for numba-cuda's simulator")
     options = parser.parse_args()
-    from numba import cuda
-
-    gpu = CUDABackend()
-    bad = check_kernels(gpu)
-    print(f"kernels: {'all right' if not bad else 'WRONG: ' + '; '.join(bad)}", flush=True)
-    result: dict[str, object] = {"wrong": bad}
+    if options.simulate != SIMULATED:
+        parser.error("--simulate goes with NUMBA_ENABLE_CUDASIM=1, and nothing else does")
+    try:
+        gpu = CUDABackend()
+    except EdgeLLMError as error:
+        sys.exit(f"cuda_check: {error}")
+    checks = check_kernels(gpu, small=SIMULATED)
+    for name, error, limit in checks:
+        print(f"{'ok   ' if error < limit else 'WRONG'} {name:<36} {error:.1e}", flush=True)
+    wrong = [name for name, error, limit in checks if not error < limit]
+    print(f"kernels: {'all right' if not wrong else 'WRONG: ' + '; '.join(wrong)}", flush=True)
+    result: dict[str, object] = {**gpu.describe(), "simulated": SIMULATED, "checks": len(checks), "wrong": wrong}
     if not options.quick:
-        card = cuda.get_current_device().name
-        card = card.decode() if isinstance(card, bytes) else card
-        bandwidth, rate = device_bandwidth(), half_rate()
-        print(f"{card}: {bandwidth:.0f} GB/s, half-precision matmul {rate or float('nan'):.0f} TFLOP/s", flush=True)
-        result |= {"card": card, "bandwidth_gb_s": bandwidth, "half_tflops": rate}
-        for name in options.shapes.split(","):
-            figures = measure_model(gpu, name)
-            result[name] = figures
-            print(
-                f"{name}: decode {figures['tg']:.1f} tok/s = {figures['gb_s'] / bandwidth:.0%} of bandwidth, "
-                f"prompt of 512 {figures['pp512']:.0f} tok/s = {figures['tflops']:.1f} TFLOP/s",
-                flush=True,
-            )
+        measure(gpu, ["tiny"] if SIMULATED else options.shapes.split(","), result)
     print(json.dumps(result))
-    sys.exit(1 if bad else 0)
+    sys.exit(1 if wrong else 0)
+
+
+def measure(gpu: CUDABackend, shapes: list[str], result: dict[str, object]) -> None:
+    """Print the table and add the figures to `result`."""
+    bandwidth = device_bandwidth()
+    rate = half_rate(gpu)
+    print(f"{result['device']}: {bandwidth:.0f} GB/s copied; prompts: {result['prompt_matmul']}", flush=True)
+    if rate:
+        print(f"half-precision matmul: {rate:.0f} TFLOP/s", flush=True)
+    result |= {"bandwidth_gb_s": bandwidth, "half_tflops": rate}
+    print(f"{'shape':<6} {'decode tok/s':>12} {'of bandwidth':>12} {'prompt tok/s':>12} {'TFLOP/s':>8} {'of rate':>8}")
+    for name in shapes:
+        figures = measure_model(gpu, name)
+        result[name] = figures
+        share = f"{figures['tflops'] / rate:.0%}" if rate else "-"
+        print(
+            f"{name:<6} {figures['tg']:>12.1f} {figures['gb_s'] / bandwidth:>12.0%} {figures['pp512']:>12.0f} "
+            f"{figures['tflops']:>8.1f} {share:>8}",
+            flush=True,
+        )
+    if SIMULATED:
+        print("in the simulator: these figures mean nothing")
 
 
 if __name__ == "__main__":

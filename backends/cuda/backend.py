@@ -97,7 +97,7 @@ class CUDABackend(Backend):
         self._constants: dict[int, tuple[Any, Any]] = {}
         self._quantised: dict[int, tuple[CudaArray, tuple[Any, Any]]] = {}
         found: HalfProduct | str = half or ("the simulator has no cuBLAS" if SIMULATED else find_cublas())
-        self._half = None if isinstance(found, str) else found
+        self.half = None if isinstance(found, str) else found
         self._prompts = f"own int8 kernel ({found})" if isinstance(found, str) else found.name
 
     def load(self, tensor: QTensor) -> CudaWeight:
@@ -120,8 +120,12 @@ class CUDABackend(Backend):
             out = forward(batch)
             return self._crossing.fetch(out.data, out.size).reshape(out.shape)
         finally:
-            self._crossing.forget()
-            self._quantised.clear()
+            self.forget()
+
+    def forget(self) -> None:
+        """End of a step: what was made from its inputs is given back."""
+        self._crossing.forget()
+        self._quantised.clear()
 
     def free_bytes(self) -> int | None:
         """The card's free memory, less a part that the driver and fragments take."""
@@ -134,6 +138,12 @@ class CUDABackend(Backend):
         """Host values as an activation."""
         y = self._pool.take(values.shape)
         y.data.copy_to_device(np.ascontiguousarray(values, np.float32).reshape(-1))
+        return y
+
+    def ids(self, values: Int32Array) -> CudaArray:
+        """Chosen experts as `route` gives them."""
+        y = self._pool.take(values.shape, "int32")
+        y.data.copy_to_device(np.ascontiguousarray(values, np.int32).reshape(-1))
         return y
 
     def _constant(self, array: npt.NDArray[Any]) -> Any:
@@ -164,7 +174,7 @@ class CUDABackend(Backend):
     def linear(self, x: Array, weight: Weight, bias: Weight | None = None) -> Array:
         (m, k), n = x.shape, weight.shape[0]
         y = self._pool.take((m, n))
-        if m >= HALF_ROWS and self._half is not None and weight.kind is not GGMLType.F32:
+        if m >= HALF_ROWS and self.half is not None and weight.kind is not GGMLType.F32:
             self._half_linear(x, weight, y)
         elif weight.kind in DENSE:
             rows = min(m, dense.DENSE_ROWS)
@@ -182,7 +192,7 @@ class CUDABackend(Backend):
 
     def _half_linear(self, x: CudaArray, weight: CudaWeight, y: CudaArray) -> None:
         """y = x W^T through half-precision tiles of W, some rows at a time."""
-        assert self._half is not None
+        assert self.half is not None
         (m, k), n = x.shape, weight.shape[0]
         tile = min(n, max(1, HALF_TILE // (2 * k)))
         half_x, largest = self._pool.take((m, k), "float16"), self._pool.take((m,))
@@ -192,7 +202,7 @@ class CUDABackend(Backend):
             rows = min(tile, n - first)
             total = rows * k if weight.kind in DENSE else rows * k // 32
             kernel[_blocks(total), THREADS](weight.data, self._no_ids, first, half_w.data, k, total)
-            self._half.multiply(half_w.data, half_x.data, y.data, first, rows, n, m, k)
+            self.half.multiply(half_w.data, half_x.data, y.data, first, rows, n, m, k)
         dense.scale_rows[_blocks(y.size), THREADS](y.data, largest.data, n, y.size)
 
     def rms_norm(self, x: Array, weight: Weight | None, eps: float) -> Array:
@@ -323,9 +333,16 @@ class CUDABackend(Backend):
 
 
 def check_device() -> None:
-    """Raise BackendUnavailable unless kernels can run here."""
-    if not SIMULATED and not cuda.is_available():
-        raise BackendUnavailable("the cuda backend found no NVIDIA GPU (no CUDA driver); use --backend cpu")
+    """Raise BackendUnavailable, naming what is missing, unless kernels can run here."""
+    if SIMULATED or cuda.is_available():
+        return
+    reason = str(cuda.cuda_error() or "").strip().splitlines()
+    if reason or not len(cuda.gpus):
+        detail = f" ({reason[-1].strip()[:120]})" if reason else ""
+        raise BackendUnavailable(f"the cuda backend found no NVIDIA GPU or driver{detail}; use --backend cpu")
+    raise BackendUnavailable(
+        "the cuda backend found a GPU but not NVIDIA's compiler libraries: pip install 'numba-cuda[cu13]'"
+    )
 
 
 def device_name() -> str:

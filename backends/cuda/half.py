@@ -6,7 +6,7 @@ toolkit or in the wheel `nvidia-cublas`). Without it prompts take the integer ke
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import importlib
 from typing import Any, Protocol
 
 from numba import cuda
@@ -58,14 +58,11 @@ def _address(array: Any, offset: int = 0) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.__cuda_array_interface__["data"][0] + offset)
 
 
-def find_cublas(find: Callable[[str], Any] | None = None) -> CuBLAS | str:
-    """cuBLAS, or why there is none. The current context must be the device's."""
+def find_cublas() -> CuBLAS | str:
+    """cuBLAS, or why there is none."""
     try:
-        if find is None:
-            from cuda.pathfinder import load_nvidia_dynamic_lib as find
-        cuda.current_context()
-        return CuBLAS(find("cublas").abs_path)
-    except ImportError:
-        return "cuda-pathfinder is not installed"
-    except (OSError, RuntimeError) as error:
-        return str(error).splitlines()[0][:200]
+        finder = importlib.import_module("cuda.pathfinder")  # comes with numba-cuda
+        cuda.current_context()  # cuBLAS binds to the context that is current when it is made
+        return CuBLAS(str(finder.load_nvidia_dynamic_lib("cublas").abs_path))
+    except (ImportError, OSError, RuntimeError) as error:
+        return f"no cuBLAS: {str(error).strip().splitlines()[0][:120]}; pip install nvidia-cublas"
