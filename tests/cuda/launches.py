@@ -21,13 +21,18 @@ import numpy as np
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
+copies = {"up": 0, "down": 0}
+
+
 class HostArray(np.ndarray):
     """Host memory with the few methods of a device array that the backend uses."""
 
     def copy_to_host(self, target: np.ndarray | None = None, stream: Any = 0) -> np.ndarray:
+        copies["down"] += 1
         return np.zeros(self.shape, self.dtype) if target is None else target
 
     def copy_to_device(self, source: Any, stream: Any = 0) -> None:
+        copies["up"] += 1
         assert source.size <= self.size
 
 
@@ -36,6 +41,7 @@ def host_array(shape: Any, dtype: Any = np.float32, **_: Any) -> HostArray:
 
 
 def host_copy(array: np.ndarray, **_: Any) -> HostArray:
+    copies["up"] += 1
     return array.view(HostArray)
 
 
@@ -210,10 +216,28 @@ def cases(backend: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "combine", lambda: backend.combine(array(2, 8, dim), array(2, 8))
 
 
+def one_step(recorder: Recorder, backend: Any) -> dict[str, Any]:
+    """A decode step of a Llama of two layers, its second one: copies, and the kernels of a layer in order."""
+    from edgellm.loader import open_gguf
+    from edgellm.models.registry import load_model
+    from tests.support.goldens import DATA, Golden
+    from tests.support.models import Runner
+
+    run = Runner(load_model(open_gguf(Golden("llama", DATA / "goldens").path()), backend), backend, "f16")
+    for _ in range(2):
+        recorder.launches.clear()
+        copies.update(up=0, down=0)
+        run.run([1])
+    names = [launch.name for launch in recorder.launches]
+    first, second = (i for i, name in enumerate(names) if name == "attention.partial")
+    return {"copies": copies, "launches": len(names), "layer": names[first:second]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cc", type=int, default=80)
     parser.add_argument("--only", default="", help="labels that hold this text")
+    parser.add_argument("--step", action="store_true", help="a step's launches instead of compiled kernels")
     options = parser.parse_args()
     cc = divmod(options.cc, 10)
     load_assembler()
@@ -221,6 +245,9 @@ def main() -> None:
     from edgellm.backends.cuda.backend import CUDABackend
 
     backend = CUDABackend()
+    if options.step:
+        print(json.dumps(one_step(recorder, backend)))
+        return
     done: dict[Any, Compiled] = {}
     for label, run in cases(backend):
         if options.only not in label:

@@ -27,15 +27,20 @@ BLOCK_TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "
 
 
 @cache
-def compiled(cc: int) -> list[dict[str, Any]]:
-    """Every kernel that `launches.cases` starts, for one kind of card; in a process without the simulator."""
+def recorded(*options: str) -> Any:
+    """What launches.py prints, from a process without the simulator."""
     real = {k: v for k, v in os.environ.items() if k != "NUMBA_ENABLE_CUDASIM"}
-    command = [sys.executable, "-m", "tests.cuda.launches", "--cc", str(cc)]
+    command = [sys.executable, "-m", "tests.cuda.launches", *options]
     run = subprocess.run(command, capture_output=True, text=True, env=real, cwd=ROOT)
     if run.returncode and re.search("NotFoundError|NvvmSupportError|No module named 'nvidia'", run.stderr):
         pytest.skip("NVIDIA's compiler libraries are not installed (pip install 'numba-cuda[cu13]')")
     assert run.returncode == 0, run.stderr[-2000:]
-    kernels: list[dict[str, Any]] = json.loads(run.stdout)
+    return json.loads(run.stdout)
+
+
+def compiled(cc: int) -> list[dict[str, Any]]:
+    """Every kernel that `launches.cases` starts, for one kind of card."""
+    kernels: list[dict[str, Any]] = recorded("--cc", str(cc))
     return kernels
 
 
@@ -92,3 +97,10 @@ def test_the_table_on_paper_is_what_the_compiler_made() -> None:
         assert bytes_read == pytest.approx(info.type_size / info.block_size, abs=0.005)
         kernel = kernels[f"{name} x1"]
         assert instructions == pytest.approx(kernel["loop"] / (4 * kernel["loop_dp4a"]), rel=0.15), name
+
+
+def test_a_step_crosses_once_each_way() -> None:
+    step = recorded("--step")
+    assert step["copies"] == {"up": 1, "down": 1}  # the batch's integers; the logits
+    assert step["layer"].count("attention.partial") == 1
+    assert len(step["layer"]) <= 20, step["layer"]

@@ -14,6 +14,7 @@ pytest.importorskip("numba_cuda", reason="numba-cuda is not installed (pip insta
 from edgellm import LLM, SamplingParams
 from edgellm.backends.base import AttentionSpec, KVSpec, QTensor, RopeSpec, RouteSpec
 from edgellm.backends.cuda.backend import CUDABackend
+from edgellm.backends.cuda.half import find_cublas
 from edgellm.backends.cuda.unpack import UNPACK
 from edgellm.backends.reference import ReferenceBackend
 from edgellm.quants import GGMLType
@@ -71,6 +72,55 @@ def test_linear(gpu: CUDABackend, kind: GGMLType, rows: int) -> None:
     )
     gpu._quantised.clear()
     assert nmse(y - bias, x @ weights.T) < 1e-10
+
+
+class NumpyProduct:
+    """A library's half-precision product, by numpy."""
+
+    name = "numpy"
+
+    def multiply(self, w, x, y, first: int, rows: int, n: int, m: int, k: int) -> None:
+        a, b = (t.copy_to_host().astype(np.float32) for t in (x, w))
+        out = y.copy_to_host().reshape(m, n)
+        out[:, first : first + rows] = a[: m * k].reshape(m, k) @ b[: rows * k].reshape(rows, k).T
+        y.copy_to_device(out.reshape(-1))
+
+
+@pytest.mark.parametrize("kind", [GGMLType.Q4_K, GGMLType.BF16], ids=lambda t: t.name)
+def test_prompts_through_half_precision_tiles(monkeypatch: pytest.MonkeyPatch, kind: GGMLType) -> None:
+    """Two tiles, the second one short; one row of x far outside float16's range, one all zero."""
+    from edgellm.backends.cuda import backend
+
+    rng = np.random.default_rng(SEED)
+    k, n, m = 256, 7, 65
+    monkeypatch.setattr(backend, "HALF_TILE", 2 * k * 5)
+    gpu = CUDABackend(half=NumpyProduct())
+    raw = random_weights(kind, n, k, rng)
+    x = rng.standard_normal((m, k)).astype(np.float32)
+    x[3] *= 1e6
+    x[4] = 0
+    y = down(gpu.linear(up(gpu, x), gpu.load(tensor(kind, raw, (n, k)))))
+    expected = x.astype(np.float64) @ dequantized(raw, kind).T
+    rows = [i for i in range(m) if i != 4]
+    error = ((y - expected)[rows] ** 2).sum(1) / (expected[rows] ** 2).sum(1)
+    assert error.max() < 1e-5 and (y[4] == 0).all()
+    assert gpu.describe()["prompt_matmul"] == "numpy"
+
+
+def test_why_prompts_take_the_own_kernel(gpu: CUDABackend) -> None:
+    assert gpu.describe()["prompt_matmul"] == "own int8 kernel (the simulator has no cuBLAS)"
+    reason = find_cublas()
+    assert isinstance(reason, str) and "nvidia-cublas" in reason
+
+
+@pytest.mark.parametrize("kind", [GGMLType.F16, GGMLType.BF16, GGMLType.F32], ids=lambda t: t.name)
+def test_rows_that_8_does_not_divide(gpu: CUDABackend, kind: GGMLType) -> None:
+    rng = np.random.default_rng(SEED)
+    raw = rng.standard_normal((3, 20)).astype(np.float32).view(np.uint8)
+    raw = raw if kind is GGMLType.F32 else random_weights(kind, 3, 20, rng)
+    x = rng.standard_normal((9, 20)).astype(np.float32)
+    y = down(gpu.linear(up(gpu, x), gpu.load(tensor(kind, raw, (3, 20)))))
+    assert nmse(y, x @ dequantized(raw, kind).T) < 1e-10
 
 
 @pytest.mark.parametrize("kind", [GGMLType.Q4_K, GGMLType.Q8_0, GGMLType.F16], ids=lambda t: t.name)
@@ -145,6 +195,35 @@ def test_attention(gpu: CUDABackend, kv_type: str, window: int, softcap: float) 
     assert pages.read_block(3) == data
     pages.copy_block(2, 1)
     assert pages.read_block(1) == data
+
+
+@pytest.mark.parametrize(
+    ("k_dim", "v_dim", "heads", "kv_heads", "contexts", "causal"),
+    [
+        (32, 32, 2, 1, (70, 41), True),  # three partitions and two
+        (256, 64, 8, 2, (5, 3), True),  # a group too large for one warp; K and V of different widths
+        (20, 20, 2, 2, (12, 4), False),  # an odd width, and no mask
+    ],
+)
+def test_attention_of_several_sequences(gpu: CUDABackend, k_dim, v_dim, heads, kv_heads, contexts, causal) -> None:
+    rng = np.random.default_rng(SEED)
+    reference = ReferenceBackend()
+    shape = KVSpec(kv_heads, k_dim, v_dim, "f16", 16, 0)
+    tables = [np.array([[4, 9, 2, 7, 5], [1, 8, 3, 0, 0]], np.int32)]
+    pages, expected_pages = gpu.new_kv(shape, 10), reference.new_kv(shape, 10)
+    sinks = tensor(GGMLType.F32, rng.standard_normal(heads).astype(np.float32).view(np.uint8), (heads,), "s.weight")
+    for starts, counts in (((0, 0), contexts), (contexts, (1, 1))):
+        batch = make_batch([[0] * n for n in counts], starts, tables)
+        n = sum(counts)
+        k, v = (rng.standard_normal((n, kv_heads, d)).astype(np.float32) for d in (k_dim, v_dim))
+        gpu.store_kv(pages, up(gpu, k), up(gpu, v), batch)
+        reference.store_kv(expected_pages, k, v, batch)
+        gpu.forget()
+    q = rng.standard_normal((n, heads, k_dim)).astype(np.float32)
+    specs = [AttentionSpec(scale=0.2, window=50 * causal, sinks=b.load(sinks), causal=causal) for b in (gpu, reference)]
+    got = down(gpu.attention(up(gpu, q), pages, batch, specs[0]))
+    gpu.forget()
+    assert nmse(got, reference.attention(q, expected_pages, batch, specs[1])) < 1e-10
 
 
 @pytest.mark.slow
