@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,12 @@ from edgellm.backends.metal.backend import MetalBackend  # noqa: E402
 from edgellm.backends.reference import ReferenceBackend  # noqa: E402
 from edgellm.quants import GGMLType  # noqa: E402
 from tests.metal.blocks import nmse  # noqa: E402
+from tests.metal.can_run import cannot_run  # noqa: E402
 from tests.metal.harness import CpuKernel, check_spaces, maker  # noqa: E402
 
 SEED = 7
 BLOCK = 32
-NEEDS_GXX = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="g++ is not installed: the Metal text cannot be run on this CPU"
-)
+NEEDS_SHIM = pytest.mark.skipif(bool(cannot_run()), reason=cannot_run())
 
 
 def make_batch(spans: list[tuple[int, int]], rng: np.random.Generator) -> Batch:
@@ -89,7 +87,7 @@ def test_ops_equal_the_reference(case: str, small: bool, monkeypatch: pytest.Mon
     assert np.abs(found - expected).max() < 1e-5
 
 
-@NEEDS_GXX
+@NEEDS_SHIM
 @pytest.mark.parametrize("mode", ["plain", "trace"])
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
 @pytest.mark.parametrize(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 mx = pytest.importorskip("mlx.core", reason="MLX is not installed (pip install 'edgellm[mlx]')")
-if shutil.which("g++") is None:
-    pytest.skip("g++ is not installed: the Metal text cannot be run on this CPU", allow_module_level=True)
+from tests.metal.can_run import cannot_run  # noqa: E402
+
+if reason := cannot_run():
+    pytest.skip(reason, allow_module_level=True)
 
 from edgellm.backends.metal import products  # noqa: E402
 from edgellm.backends.metal.choice import Choices  # noqa: E402

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +9,10 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("mlx.core", reason="MLX is not installed (pip install 'edgellm[mlx]')")
-if shutil.which("g++") is None:
-    pytest.skip("g++ is not installed: the Metal text cannot be run on this CPU", allow_module_level=True)
+from tests.metal.can_run import cannot_run
+
+if reason := cannot_run():
+    pytest.skip(reason, allow_module_level=True)
 
 from tests.metal.harness import sanitizer_environment
 

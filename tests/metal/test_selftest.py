@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 mx = pytest.importorskip("mlx.core", reason="MLX is not installed (pip install 'edgellm[mlx]')")
-if shutil.which("g++") is None:
-    pytest.skip("g++ is not installed: the Metal text cannot be run on this CPU", allow_module_level=True)
+from tests.metal.can_run import cannot_run  # noqa: E402
+
+if reason := cannot_run():
+    pytest.skip(reason, allow_module_level=True)
 
 from edgellm.backends.metal.selftest import check_kernels  # noqa: E402
 from tests.metal.harness import CpuKernel, maker  # noqa: E402

@@ -4,14 +4,14 @@ conversions, 1.4: C++ that is left out, 5 and 6: functions)."""
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 
 mx = pytest.importorskip("mlx.core", reason="MLX is not installed (pip install 'edgellm[mlx]')")
-if shutil.which("g++") is None:
-    pytest.skip("g++ is not installed: the Metal text cannot be run on this CPU", allow_module_level=True)
+from tests.metal.can_run import cannot_run  # noqa: E402
+
+if reason := cannot_run():
+    pytest.skip(reason, allow_module_level=True)
 
 from tests.metal.harness import BuildError, check_spaces, maker  # noqa: E402
 
