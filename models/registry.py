@@ -32,6 +32,7 @@ _CLASSES = {
     "granite": "granite.Granite",
     "granitemoe": "granitemoe.GraniteMoE",
     "llama": "llama.Llama",
+    "mistral3": "mistral3.Mistral3",
     "nomic-bert": "nomic_bert.NomicBert",
     "olmo2": "olmo2.Olmo2",
     "olmoe": "olmoe.OLMoE",

@@ -68,6 +68,14 @@ def granite_experts(name: str, data: Tensor) -> dict[str, Tensor]:
     return experts(name.replace("block_sparse_moe.router", "mlp.gate").replace("block_sparse_moe", "mlp"), data)
 
 
+def shared_expert(name: str, data: Tensor) -> dict[str, Tensor]:
+    """As `granite_experts`; gate and up of the shared expert are one matrix."""
+    if name.endswith("shared_mlp.input_linear.weight"):
+        half, stem = data.shape[0] // 2, name.replace("shared_mlp.input_linear.weight", "mlp.shared_expert.")
+        return {f"{stem}gate_proj.weight": data[:half], f"{stem}up_proj.weight": data[half:]}
+    return granite_experts(name.replace("shared_mlp.output_linear", "mlp.shared_expert.down_proj"), data)
+
+
 def gpt_oss_experts(name: str, data: Tensor) -> dict[str, Tensor]:
     """gpt-oss: matrices are (in, out), gate and up alternate along `out`."""
     if "experts." not in name:
@@ -117,6 +125,40 @@ GRANITE_KEYS = {"embedding_scale": 3.0, "residual_scale": 0.4, "attention.scale"
 
 CASES = [
     Case("llama", "llama", "Llama", {"rope_parameters": ROPE_LLAMA3}, permuted=True),
+    Case(
+        "llama-variant",
+        "llama",
+        "Llama",
+        {
+            "hidden_size": 96,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {**YARN, "attention_factor": 1.3, "beta_fast": 8.0, "beta_slow": 2.0},
+        },
+        {
+            **YARN_KEYS,
+            "rope.scaling.yarn_attn_factor": 1.3,
+            "rope.scaling.yarn_beta_fast": 8.0,
+            "rope.scaling.yarn_beta_slow": 2.0,
+        },
+        permuted=True,
+        llamacpp="does not read the keys of YaRN's factor and betas in this architecture",
+    ),
+    Case(
+        "mistral3",
+        "mistral3",
+        "Ministral3",
+        {
+            "head_dim": 24,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.1},
+        },
+        {**YARN_KEYS, "rope.scaling.yarn_log_multiplier": 0.5, "attention.temperature_scale": 0.1},
+        permuted=True,
+    ),
     Case(
         "mixtral",
         "llama",
@@ -250,6 +292,15 @@ CASES = [
         {**GRANITE_KEYS, **moe_keys(2, 64)},
         permuted=True,
         rule=granite_experts,
+    ),
+    Case(
+        "granitemoe-shared",
+        "granitemoe",
+        "GraniteMoeShared",
+        {**GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 48},
+        {**GRANITE_KEYS, **moe_keys(2, 64, expert_shared_feed_forward_length=48)},
+        permuted=True,
+        rule=shared_expert,
     ),
     Case(
         "gpt-oss",
