@@ -76,9 +76,14 @@ COLUMNS = (
 )
 
 
+BEGUN = "```python\ndef read_table("
+"""How the answer to "edit" begins: left alone, SmolLM2 does something else than was asked."""
+
+
 def prompts(llm: LLM, kind: str, batch: int) -> list[list[int]]:
     """Ids of a batch of that kind."""
     kinds = {k: llm.template.encode([{"role": "user", "content": text}]) for k, text in MESSAGES.items()}
+    kinds["edit"] += llm.tokenize(BEGUN, bos=False)
     kinds["random"] = random_prompts(1, 128)[0]
     chosen = list(kinds.values()) if kind == "mixed" else [kinds[kind]]
     return [chosen[i % len(chosen)] for i in range(batch)]

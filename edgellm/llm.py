@@ -40,13 +40,15 @@ class LLM:
     """An open model with its engine thread; a context manager. All methods may be called from any thread.
 
     `ctx`: the most tokens one request may hold (None: the trained length, or what the memory budget allows).
+    `draft`: who guesses ahead, a small model, "lookup" (the text itself), or both with a comma between; answers stay
+    the same. `draft_max`: guesses at once, at most (None: 7).
     `memory`: bytes for weights, KV cache and scratch together (None: from the machine). `kv_type`: "f32", "f16" or
     "q8_0". `prompt_cache`: a file the prefix cache is loaded from now and saved to on close. `swap_space`: bytes of
     disk for the cache of preempted requests. `partial`: keep only the weights that fit in memory and read the others
     from the file for every token, instead of refusing. `template`: a chat template in place of the file's own.
     `progress(done, total, name)` hears of kernels that must be compiled.
 
-    Raises ModelNotFound, GGUFError, UnsupportedModel, BackendUnavailable, MemoryBudgetError.
+    Raises ModelNotFound, GGUFError, UnsupportedModel, BackendUnavailable, MemoryBudgetError, DraftPairError.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class LLM:
         path_or_name: str | os.PathLike[str],
         backend: str = "auto",
         ctx: int | None = None,
-        draft: str | None = None,
+        draft: str | os.PathLike[str] | None = None,
         threads: int | None = None,
         memory: int | None = None,
         kv_type: str = "f16",
@@ -85,7 +87,7 @@ class LLM:
             ),
             backend=backend,
             threads=threads,
-            draft=draft,
+            draft=os.fspath(draft) if draft is not None else None,
             draft_max=draft_max,
             prompt_cache=Path(prompt_cache) if prompt_cache is not None else None,
             template=template,

@@ -45,7 +45,7 @@ from edgellm.pairing import check_pair, compare_files
 from edgellm.placement import device_budget, model_bytes
 from edgellm.tokenizer import Tokenizer, from_metadata
 
-__all__ = ["ModelFile", "Opened", "Settings", "open_engine"]
+__all__ = ["ModelFile", "Opened", "Settings", "open_engine", "split_draft"]
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +106,8 @@ class ModelFile:
 
 def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Opened:
     """Open a model, and its draft. Raises what `LLM` says."""
+    if settings.draft_max is not None and settings.draft_max < 1:
+        raise RequestError(f"draft_max must be 1 or more, not {settings.draft_max}")
     with ExitStack() as opened:
         target = ModelFile.open(path_or_name)
         opened.callback(target.gguf.close)
@@ -188,11 +190,16 @@ def _context_share(file: ModelFile, config: EngineConfig) -> float:
 
 def _draft_kinds(draft: str | None) -> tuple[bool, str | None]:
     """`--draft`: "lookup", a model, or both with a comma between: (lookup, model)."""
-    parts = [part for part in (draft or "").split(",") if part]
+    parts = split_draft(draft or "")
     models = [part for part in parts if part != "lookup"]
     if len(models) > 1:
         raise RequestError(f"one draft model at most, not {len(models)}: {', '.join(models)}")
     return "lookup" in parts, models[0] if models else None
+
+
+def split_draft(draft: str) -> list[str]:
+    """The parts of a `--draft` value; a file's name may hold a comma itself."""
+    return [draft] if os.path.exists(draft) else [part for part in draft.split(",") if part]
 
 
 def _runner(file: ModelFile, backend: Backend, pools: PoolSizes, config: EngineConfig) -> ModelRunner:

@@ -64,6 +64,11 @@ class Finding:
 def compare_files(target: PairMember, draft: PairMember) -> list[Finding]:
     """Everything that can be told without running the models."""
     return [
+        *(
+            Finding("error", f"{m.path.name} is an encoder: it writes no text")
+            for m in (target, draft)
+            if not m.config.causal
+        ),
         _tokens(target.tokenizer.tokens, draft.tokenizer.tokens),
         *_special_tokens(target.tokenizer, draft.tokenizer),
         _templates(target, draft),

@@ -63,7 +63,9 @@ def open_llm(
     path = model_path(name)
     given = flags.given()
     if flags.draft is not None:
-        parts = [part for part in flags.draft.split(",") if part]
+        from edgellm.opening import split_draft
+
+        parts = split_draft(flags.draft)
         given["draft"] = ",".join(part if part == "lookup" else str(model_path(part)) for part in parts)
     from edgellm.cli.compile_bar import CompileBar
     from edgellm.llm import LLM

@@ -19,9 +19,9 @@ __all__ = ["MAX_EXTRA_ROWS", "Acceptance", "DepthController", "Prospect"]
 MARGIN = 1.03
 """A guess must promise this much more than plain decoding: measured times are noisy, and a tie is a loss."""
 MAX_EXTRA_ROWS = 32
-ROWS_TOGETHER = 4
-"""Steps of several sequences have a multiple of this many rows: few different sizes, because a backend may prepare
-itself for each one."""
+ROWS_TOGETHER = 8
+"""Steps of several sequences have a multiple of this many rows: kernels compute rows by eights, and a backend may have
+to prepare itself for each size."""
 PROBE_SHARE = 0.01
 """Share of the time that may go into finding out whether guessing pays again."""
 REFRESH = 64

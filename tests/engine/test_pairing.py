@@ -9,7 +9,7 @@ import gguf
 import pytest
 
 from edgellm import LLM
-from edgellm.errors import DraftPairError
+from edgellm.errors import DraftPairError, EdgeLLMError, RequestError
 from edgellm.measure.pair import weigh_pair
 from tests.support.tiny import tiny_gguf
 
@@ -47,3 +47,25 @@ def test_check_pair_gives_a_verdict_with_reasons(tmp_path: Path) -> None:
     assert report.speed_ratio == pytest.approx((report.draft_tok_s or 0) / (report.target_tok_s or 1))
     unfit = weigh_pair(target, tiny_gguf(tmp_path / "big.gguf", vocab_size=1200), memory=1 << 30)
     assert (unfit.verdict, unfit.speed_ratio) == ("unfit", None)
+
+
+def test_a_draft_may_be_any_path(tmp_path: Path) -> None:
+    shape: dict[str, Any] = {"context_length": 64, "chat_template": None}
+    target = tiny_gguf(tmp_path / "target.gguf", **shape)
+    draft = tiny_gguf(tmp_path / "a, b.gguf", n_layers=1, **shape)
+    for given in (draft, str(draft), f"lookup,{target}"):
+        with LLM(target, backend="reference", memory=1 << 30, draft=given) as llm:
+            assert llm.engine.speculator is not None and llm.engine.speculator.model is not None
+
+
+def test_drafts_that_are_none_are_refused(tmp_path: Path) -> None:
+    target = tiny_gguf(tmp_path / "target.gguf", context_length=64, chat_template=None)
+    with pytest.raises(EdgeLLMError, match=r"nothing\.gguf"):
+        LLM(target, backend="reference", draft=tmp_path / "nothing.gguf")
+    with pytest.raises(RequestError, match="one draft model at most"):
+        LLM(target, backend="reference", draft=f"{target},other.gguf")
+    with pytest.raises(RequestError, match="draft_max"):
+        LLM(target, backend="reference", draft="lookup", draft_max=0)
+    encoder = tiny_gguf(tmp_path / "encoder.gguf", "bert", context_length=64)
+    with pytest.raises(DraftPairError, match=r"encoder\.gguf is an encoder"):
+        LLM(target, backend="reference", memory=1 << 30, draft=encoder)
