@@ -33,6 +33,7 @@ from edgellm.backends.metal.kv import MetalKV
 from edgellm.backends.metal.limits import apply_limits, device_info, limits_of
 from edgellm.backends.metal.normed import Normed, plain
 from edgellm.backends.metal.products import Products
+from edgellm.backends.metal.selftest import check_attention
 from edgellm.backends.metal.step import Step
 from edgellm.backends.metal.weights import MetalWeight, load_weight
 from edgellm.config import home
@@ -61,7 +62,7 @@ class MetalBackend(Backend):
             choices = Choices(str(info.get("device_name", "")), home() / "metal")
         if make_kernel is None:
             log.warning("no Metal device here: the metal backend runs plain MLX ops on the CPU")
-        self._attention = None if make_kernel is None else AttentionKernels(make_kernel)
+        self._attention = None if make_kernel is None else _attention_kernels(make_kernel, choices)
         kernels = None if make_kernel is None else MatmulKernels(make_kernel)
         self._products = Products(kernels, choices, limits.wired // 16)
         self._elementwise = Elementwise(compiled=make_kernel is not None)
@@ -204,3 +205,12 @@ class MetalBackend(Backend):
 
     def combine(self, x: Array, weights: Array) -> Array:
         return mx.sum(x * weights[..., None], axis=1)
+
+
+def _attention_kernels(make_kernel: Callable[..., Any], choices: Choices | None) -> AttentionKernels | None:
+    """The attention kernels where they are right on this device."""
+    kernels = AttentionKernels(make_kernel)
+    if choices is None or choices.passed("attention", lambda: all(c.passed for c in check_attention(kernels))):
+        return kernels
+    log.warning("the attention kernels are wrong on this device: plain MLX ops take their place (edgellm doctor)")
+    return None

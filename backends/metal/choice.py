@@ -1,9 +1,9 @@
-"""Which way to compute, measured on the user's own chip and remembered.
+"""What was measured and checked on the user's own chip, and is remembered.
 
 Weights: "kernel" (blocks read as they lie; for prompts: dequantised to half, then MLX's matmul) or "affine" (repacked
 to MLX's format, `affine.py`). Norms before products: "norm apart" or "norm inside" the product's kernel. The first use
-of a shape times both; the answer goes to `<home>/metal/<chip>.json` and later runs read it. A damaged file is measured
-anew."""
+of a shape times both; the answer goes to `<home>/metal/<chip>.json` and later runs read it. So do verdicts on kernels:
+the first use of a type compares its kernels with plain ops. A damaged file is measured anew."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from edgellm import __version__
 
 __all__ = ["Choices"]
 
@@ -46,6 +48,14 @@ class Choices:
         self._winners[key] = best
         self._write()
         return best
+
+    def passed(self, key: str, check: Callable[[], bool]) -> bool:
+        """Whether a check passed, run once on this chip with this version of edgellm."""
+        key = f"{key}, edgellm {__version__}"
+        if self._winners.get(key) not in ("ok", "wrong"):
+            self._winners[key] = "ok" if check() else "wrong"
+            self._write()
+        return bool(self._winners[key] == "ok")
 
     @staticmethod
     def _time(candidate: str, measure: Callable[[str], float]) -> float:

@@ -6,6 +6,7 @@ faster, that. Without a Metal device, and for row lengths no kernel takes: dequa
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -18,9 +19,12 @@ from edgellm.backends.metal.affine import AFFINE_TYPES, affine_product
 from edgellm.backends.metal.choice import Choices
 from edgellm.backends.metal.kernels import MATRICES, MAX_ROWS, MatmulKernels
 from edgellm.backends.metal.normed import Normed, plain
+from edgellm.backends.metal.selftest import check_type
 from edgellm.backends.metal.weights import DenseCache, MetalWeight
 
 __all__ = ["Products"]
+
+log = logging.getLogger(__name__)
 
 DENSE_LIMIT = 4 << 30
 """Bytes of dequantised weights kept where no kernel reads the blocks as they lie."""
@@ -38,6 +42,8 @@ class Products:
     def __init__(self, kernels: MatmulKernels | None, choices: Choices | None, spare: int = 0):
         self._kernels, self._choices, self._spare = kernels, choices, spare
         self.dense = DenseCache(DENSE_LIMIT)
+        self._trusted: set[GGMLType] = set()
+        self._refused: set[GGMLType] = set()
 
     def choose_format(self, weight: MetalWeight) -> None:
         """Repack a new weight where that is faster. Tables that rows are read from keep their blocks."""
@@ -71,17 +77,37 @@ class Products:
 
     def experts(self, x: mx.array, weight: MetalWeight, ids: mx.array) -> mx.array:
         """x (n, k) or (n, n_used, k), weight (n_experts, m, k), ids (n, n_used) -> (n, n_used, m)."""
-        if self._kernels is not None and self._kernels.fits(weight.kind, x.shape[-1]):
+        if self._fits(weight.kind, x.shape[-1]):
             return _settled(self._kernels.expert_matvec(weight.device, weight.kind, x, ids), weight)
         rows = x[:, None, None, :] if x.ndim == 2 else x[:, :, None, :]
         y = mx.gather_mm(rows, self.dense.get(weight).swapaxes(-1, -2), rhs_indices=ids).squeeze(-2)
         return _settled(y, weight)
 
+    def _fits(self, kind: GGMLType, k: int) -> bool:
+        """Whether our kernels take rows of k such weights and are right on this device."""
+        kernels = self._kernels
+        if kernels is None or not kernels.fits(kind, k):
+            return False
+        if self._choices is None or kind in self._trusted:
+            return True
+        if kind in self._refused:
+            return False
+        if self._choices.passed(f"kernels of {kind.name}", lambda: all(c.passed for c in check_type(kernels, kind))):
+            self._trusted.add(kind)
+            return True
+        self._refused.add(kind)
+        log.warning(
+            "the %s kernels are wrong on this device, so plain MLX ops take their place, slower and with more memory; "
+            "please report what `edgellm doctor --backend metal` prints, or use --backend cpu",
+            kind.name,
+        )
+        return False
+
     def _kernel_kind(self, x: mx.array | Normed, weight: MetalWeight) -> GGMLType | None:
         """The type of a weight that may share a launch with its neighbours of the same type, else None."""
         if self._kernels is None or x.shape[0] > MAX_ROWS or weight.data is None:
             return None
-        return weight.kind if self._kernels.fits(weight.kind, x.shape[-1]) else None
+        return weight.kind if self._fits(weight.kind, x.shape[-1]) else None
 
     def _matvecs(self, x: mx.array | Normed, kind: GGMLType, matrices: list[mx.array]) -> list[mx.array]:
         assert self._kernels is not None
@@ -110,7 +136,7 @@ class Products:
     def _matrix(self, x: mx.array, weight: MetalWeight) -> mx.array:
         if weight.affine is not None:
             return affine_product(x, weight.affine)
-        if self._kernels is None or not self._kernels.fits(weight.kind, x.shape[-1]):
+        if not self._fits(weight.kind, x.shape[-1]):
             return x @ self.dense.get(weight).T
         if x.shape[0] <= MAX_ROWS or self._by_eights(x.shape[0], weight):
             parts = [x[at : at + MAX_ROWS] for at in range(0, x.shape[0], MAX_ROWS)]

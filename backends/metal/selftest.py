@@ -1,4 +1,5 @@
-"""`edgellm doctor --backend metal`: every kernel against its plain-ops twin on this very device, and how fast it is.
+"""Every kernel against its plain-ops twin on this very device, and how fast it is: before a kernel is first trusted, and
+in `edgellm doctor --backend metal`.
 
 The report is meant to be pasted into an issue: these kernels were written and tested without Apple hardware."""
 
@@ -22,7 +23,15 @@ from edgellm.backends.metal.kv import MetalKV
 from edgellm.backends.metal.step import Step
 from edgellm.quants import QUANT_TABLE, GGMLType
 
-__all__ = ["Check", "attention_case", "check_kernels", "copy_bandwidth", "kernel_speeds"]
+__all__ = [
+    "Check",
+    "attention_case",
+    "check_attention",
+    "check_kernels",
+    "check_type",
+    "copy_bandwidth",
+    "kernel_speeds",
+]
 
 LIMIT = 1e-10
 """Normalised mean squared error allowed between a float32 kernel and its twin."""
@@ -62,27 +71,36 @@ def random_blocks(kind: GGMLType, n: int, k: int, rng: np.random.Generator) -> m
 
 
 def check_kernels(make: Callable[..., Any] | None = None) -> Iterator[Check]:
-    """Each kernel once or twice at awkward sizes. `make` as in `MatmulKernels`."""
-    rng = np.random.default_rng(0)
+    """Every kernel at awkward sizes. `make` as in `MatmulKernels`."""
     kernels = MatmulKernels(make)
     for kind in sorted(KERNEL_TYPES):
-        data = mx.stack([random_blocks(kind, 7, 512, rng) for _ in range(3)])
-        weights = dequantize(data, kind)
-        for rows in (1, 5):
-            x = mx.array(rng.standard_normal((rows, 512)).astype(np.float32))
-            yield _check(f"matvec {kind.name} {rows} rows", x @ weights[0].T, kernels.matvec, data[0], kind, x)
-        gain = mx.array(rng.standard_normal(512).astype(np.float32))
-        expected = mx.fast.rms_norm(x, gain, 1e-5) @ mx.concatenate([weights[0], weights[1]]).T
-        yield _check(f"norm and two of {kind.name}", expected, _normed, kernels, data, kind, x, gain)
-        ids = mx.array([[2, 0], [1, 1]])
-        x = mx.array(rng.standard_normal((2, 512)).astype(np.float32))
-        expected = mx.einsum("tk,tjnk->tjn", x, weights[ids])
-        yield _check(f"experts {kind.name}", expected, kernels.expert_matvec, data, kind, x, ids)
-        name = f"dequantise {kind.name}"
-        yield _check(name, weights[0], kernels.dequantize_half, data[0], kind, 512, limit=HALF_LIMIT)
-    attention = AttentionKernels(make)
+        yield from check_type(kernels, kind)
+    yield from check_attention(AttentionKernels(make))
+
+
+def check_type(kernels: MatmulKernels, kind: GGMLType) -> Iterator[Check]:
+    """The kernels of one block type."""
+    rng = np.random.default_rng(int(kind))
+    data = mx.stack([random_blocks(kind, 7, 512, rng) for _ in range(3)])
+    weights = dequantize(data, kind)
+    for rows in (1, 5):
+        x = mx.array(rng.standard_normal((rows, 512)).astype(np.float32))
+        yield _check(f"matvec {kind.name} {rows} rows", x @ weights[0].T, kernels.matvec, data[0], kind, x)
+    gain = mx.array(rng.standard_normal(512).astype(np.float32))
+    expected = mx.fast.rms_norm(x, gain, 1e-5) @ mx.concatenate([weights[0], weights[1]]).T
+    yield _check(f"norm and two of {kind.name}", expected, _normed, kernels, data, kind, x, gain)
+    ids = mx.array([[2, 0], [1, 1]])
+    x = mx.array(rng.standard_normal((2, 512)).astype(np.float32))
+    expected = mx.einsum("tk,tjnk->tjn", x, weights[ids])
+    yield _check(f"experts {kind.name}", expected, kernels.expert_matvec, data, kind, x, ids)
+    name = f"dequantise {kind.name}"
+    yield _check(name, weights[0], kernels.dequantize_half, data[0], kind, 512, limit=HALF_LIMIT)
+
+
+def check_attention(attention: AttentionKernels) -> Iterator[Check]:
+    """The attention kernels with each type of cache."""
     for kv_type in ("f32", "f16", "q8_0"):
-        q, kv, batch, spec = attention_case(kv_type, rng)
+        q, kv, batch, spec = attention_case(kv_type, np.random.default_rng(0))
         yield _check(f"attention {kv_type}", attention_ops(q, kv, batch, spec), attention, q, kv, Step(batch), spec)
 
 

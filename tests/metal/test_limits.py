@@ -56,6 +56,7 @@ def chip(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     monkeypatch.setattr(mx, "device_info", lambda: device_info(name))
     monkeypatch.setattr(mx, "set_wired_limit", lambda n: None)
     monkeypatch.setattr(mx, "set_cache_limit", lambda n: None)
+    monkeypatch.setattr("edgellm.backends.metal.backend.check_attention", lambda kernels: [])
     monkeypatch.setattr(backends, "default_name", lambda: "metal")
     monkeypatch.setattr("edgellm.cli.plan._own_bandwidth", lambda: 1e11)
     monkeypatch.setattr("edgellm.memory.machine_memory", lambda: (memory, memory))
