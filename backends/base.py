@@ -169,6 +169,10 @@ class Backend(ABC):
         """Bytes that can be allocated on a device with memory of its own; None: it is the machine's memory."""
         return None
 
+    def weight_bytes(self, tensor: QTensor) -> int:
+        """What `load` takes of the device's memory for a tensor."""
+        return int(tensor.data.nbytes)
+
     def describe(self) -> dict[str, Any]:
         """What `stats` says about this backend: plain data, `name` among it."""
         return {"name": self.name}

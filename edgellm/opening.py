@@ -121,18 +121,13 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
         backend = create(settings.backend, settings.threads, settings.progress)
         opened.callback(backend.close)
         # Now, so that all libraries are loaded and count as what the process holds already.
-        free = backend.free_bytes()
-        wanted = (
-            settings.engine if free is None else device_budget(target.config, target.gguf.nbytes, settings.engine, free)
-        )
+        wanted = _wanted(target, backend, settings.engine)
         sized = size_up(target, draft, wanted, backend.memory_limit, settings.partial)
         config, plan, pools, draft_pools = sized
         if settings.partial:
             backend.keep_weights(plan.weights_bytes)
-        placed = backend
-        if free is not None:
-            placed = _place(target, backend, plan, pools, free, settings)
-            opened.callback(placed.close)
+        placed = _place(target, backend, plan, pools, settings)
+        opened.callback(placed.close)
         runner = _runner(target, placed, pools, config)
         swap = None
         if config.swap_space:
@@ -157,14 +152,24 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
     return Opened(target.path, engine, target.tokenizer, template, (files.close,), draft_path)
 
 
-def _place(
-    file: ModelFile, backend: Backend, plan: MemoryPlan, pools: PoolSizes, free: int, settings: Settings
-) -> Backend:
-    """The backend itself where its `free` bytes hold the model, else one that runs the first layers on the CPU."""
-    kv_type, block_size = settings.engine.kv_type, settings.engine.block_size
-    blocks = block_bytes(file.config, kv_type, block_size)
+def _wanted(file: ModelFile, backend: Backend, engine: EngineConfig) -> EngineConfig:
+    """The settings; for a device with memory of its own with a budget that fits it."""
+    free = backend.free_bytes()
+    if free is None:
+        return engine
+    weights = sum(map(backend.weight_bytes, file.gguf.tensors.values()))
+    return device_budget(file.config, weights, engine, free)
+
+
+def _place(file: ModelFile, backend: Backend, plan: MemoryPlan, pools: PoolSizes, settings: Settings) -> Backend:
+    """The backend itself where it holds the model, else one that runs the first layers on the CPU."""
+    free = backend.free_bytes()
+    if free is None:
+        return backend
+    weights = {name: backend.weight_bytes(tensor) for name, tensor in file.gguf.tensors.items()}
+    blocks = block_bytes(file.config, settings.engine.kv_type, settings.engine.block_size)
     scratch = plan.scratch_bytes + plan.draft_bytes
-    outside = layers_outside(model_bytes(file.config, file.gguf.tensors, blocks, pools.blocks, scratch), free)
+    outside = layers_outside(model_bytes(file.config, weights, blocks, pools.blocks, scratch), free)
     if not outside:
         return backend
     cpu = create("cpu", settings.threads, settings.progress)

@@ -9,7 +9,6 @@ from edgellm.backends.split import ModelBytes
 from edgellm.config import EngineConfig
 from edgellm.memory import default_budget, make_plan, runtime_bytes
 from edgellm.models.config import ModelConfig
-from edgellm.quants import QTensor
 
 __all__ = ["device_budget", "model_bytes"]
 
@@ -36,18 +35,17 @@ def device_budget(config: ModelConfig, weights: int, engine: EngineConfig, free:
 
 
 def model_bytes(
-    config: ModelConfig, tensors: Mapping[str, QTensor], block_bytes: Sequence[int], blocks: Sequence[int], scratch: int
+    config: ModelConfig, weights: Mapping[str, int], block_bytes: Sequence[int], blocks: Sequence[int], scratch: int
 ) -> ModelBytes:
-    """Weights and cache of each layer. `block_bytes` and `blocks` per cache group, the null block not counted."""
+    """Weights and cache of each layer. `weights`: bytes of each tensor on the device; `block_bytes` and `blocks` per
+    cache group, the null block not counted."""
     layers = [0] * config.n_layers
     for group, size, n in zip(config.cache_groups, block_bytes, blocks, strict=True):
         for layer in group.layers:
             layers[layer] += size // len(group.layers) * (n + 1)
-    for name, tensor in tensors.items():
+    for name, size in weights.items():
         part = name.split(".")
         if part[0] == "blk" and int(part[1]) < config.n_layers:
-            layers[int(part[1])] += tensor.data.nbytes
-    embedding, head = (
-        tensors[name].data.nbytes if name in tensors else 0 for name in ("token_embd.weight", "output.weight")
-    )
+            layers[int(part[1])] += size
+    embedding, head = (weights.get(name, 0) for name in ("token_embd.weight", "output.weight"))
     return ModelBytes(tuple(layers), embedding, head or embedding, scratch, tied=not head)

@@ -131,6 +131,10 @@ class CUDABackend(Backend):
         """The card's free memory, less a part that the driver and fragments take."""
         return None if SIMULATED else int(cuda.current_context().get_memory_info()[0] * 0.95)
 
+    def weight_bytes(self, tensor: QTensor) -> int:
+        has_kernel = tensor.type in UNPACK or tensor.type in DENSE
+        return int(tensor.data.nbytes if has_kernel else 2 * np.prod(tensor.shape))
+
     def describe(self) -> dict[str, Any]:
         return {"name": self.name, "device": device_name(), "prompt_matmul": self._prompts}
 
