@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 
 import mlx.core as mx
@@ -42,8 +42,7 @@ class Products:
     def __init__(self, kernels: MatmulKernels | None, choices: Choices | None, spare: int = 0):
         self._kernels, self._choices, self._spare = kernels, choices, spare
         self.dense = DenseCache(DENSE_LIMIT)
-        self._trusted: set[GGMLType] = set()
-        self._refused: set[GGMLType] = set()
+        self._verdicts: dict[GGMLType, bool] = {}
 
     def choose_format(self, weight: MetalWeight) -> None:
         """Repack a new weight where that is faster. Tables that rows are read from keep their blocks."""
@@ -77,50 +76,47 @@ class Products:
 
     def experts(self, x: mx.array, weight: MetalWeight, ids: mx.array) -> mx.array:
         """x (n, k) or (n, n_used, k), weight (n_experts, m, k), ids (n, n_used) -> (n, n_used, m)."""
-        if self._fits(weight.kind, x.shape[-1]):
-            return _settled(self._kernels.expert_matvec(weight.device, weight.kind, x, ids), weight)
+        if kernels := self._usable(weight.kind, x.shape[-1]):
+            return _settled(kernels.expert_matvec(weight.device, weight.kind, x, ids), weight)
         rows = x[:, None, None, :] if x.ndim == 2 else x[:, :, None, :]
         y = mx.gather_mm(rows, self.dense.get(weight).swapaxes(-1, -2), rhs_indices=ids).squeeze(-2)
         return _settled(y, weight)
 
-    def _fits(self, kind: GGMLType, k: int) -> bool:
-        """Whether our kernels take rows of k such weights and are right on this device."""
+    def _usable(self, kind: GGMLType, k: int) -> MatmulKernels | None:
+        """Our kernels, if they take rows of k such weights and are right on this device."""
         kernels = self._kernels
         if kernels is None or not kernels.fits(kind, k):
-            return False
-        if self._choices is None or kind in self._trusted:
-            return True
-        if kind in self._refused:
-            return False
-        if self._choices.passed(f"kernels of {kind.name}", lambda: all(c.passed for c in check_type(kernels, kind))):
-            self._trusted.add(kind)
-            return True
-        self._refused.add(kind)
-        log.warning(
-            "the %s kernels are wrong on this device, so plain MLX ops take their place, slower and with more memory; "
-            "please report what `edgellm doctor --backend metal` prints, or use --backend cpu",
-            kind.name,
-        )
-        return False
+            return None
+        if self._choices is None or self._verdicts.get(kind):
+            return kernels
+        if kind not in self._verdicts:
+            checked = partial(_all_passed, kernels, kind)
+            self._verdicts[kind] = self._choices.passed(f"kernels of {kind.name}", checked)
+            if not self._verdicts[kind]:
+                log.warning(
+                    "the %s kernels are wrong on this device, so plain MLX ops take their place, slower and with more "
+                    "memory; please report what `edgellm doctor --backend metal` prints, or use --backend cpu",
+                    kind.name,
+                )
+        return kernels if self._verdicts[kind] else None
 
     def _kernel_kind(self, x: mx.array | Normed, weight: MetalWeight) -> GGMLType | None:
         """The type of a weight that may share a launch with its neighbours of the same type, else None."""
-        if self._kernels is None or x.shape[0] > MAX_ROWS or weight.data is None:
+        if x.shape[0] > MAX_ROWS or weight.data is None or self._usable(weight.kind, x.shape[-1]) is None:
             return None
-        return weight.kind if self._fits(weight.kind, x.shape[-1]) else None
+        return weight.kind
 
     def _matvecs(self, x: mx.array | Normed, kind: GGMLType, matrices: list[mx.array]) -> list[mx.array]:
-        assert self._kernels is not None
-        if isinstance(x, Normed) and self._folds(x, kind, matrices):
-            return self._kernels.matvecs(matrices, kind, x.x, x.gain, x.eps)
-        return self._kernels.matvecs(matrices, kind, plain(x))
+        kernels = self._kernels
+        assert kernels is not None
+        if isinstance(x, Normed) and self._folds(x, kind, matrices, kernels):
+            return kernels.matvecs(matrices, kind, x.x, x.gain, x.eps)
+        return kernels.matvecs(matrices, kind, plain(x))
 
-    def _folds(self, x: Normed, kind: GGMLType, matrices: list[mx.array]) -> bool:
+    def _folds(self, x: Normed, kind: GGMLType, matrices: list[mx.array], kernels: MatmulKernels) -> bool:
         """Whether products of this shape are faster with the norm inside."""
         if self._choices is None:
             return True
-        kernels = self._kernels
-        assert kernels is not None
         n, (m, k) = sum(int(w.shape[0]) for w in matrices), x.shape
         rows, gain = mx.ones((m, k), dtype=mx.float32), mx.ones((k,), dtype=mx.float32)
         ways: dict[str, Callable[[], list[mx.array]]] = {
@@ -136,18 +132,18 @@ class Products:
     def _matrix(self, x: mx.array, weight: MetalWeight) -> mx.array:
         if weight.affine is not None:
             return affine_product(x, weight.affine)
-        if not self._fits(weight.kind, x.shape[-1]):
+        kernels = self._usable(weight.kind, x.shape[-1])
+        if kernels is None:
             return x @ self.dense.get(weight).T
-        if x.shape[0] <= MAX_ROWS or self._by_eights(x.shape[0], weight):
+        if x.shape[0] <= MAX_ROWS or self._by_eights(x.shape[0], weight, kernels):
             parts = [x[at : at + MAX_ROWS] for at in range(0, x.shape[0], MAX_ROWS)]
-            return _joined([self._kernels.matvec(weight.device, weight.kind, part) for part in parts], axis=0)
-        return _half_product(self._kernels, x, weight)
+            return _joined([kernels.matvec(weight.device, weight.kind, part) for part in parts], axis=0)
+        return _half_product(kernels, x, weight)
 
-    def _by_eights(self, m: int, weight: MetalWeight) -> bool:
+    def _by_eights(self, m: int, weight: MetalWeight, kernels: MatmulKernels) -> bool:
         """Whether a few more rows than one launch takes are faster as several launches, which read the weight as often,
         than as one product of dequantised halves."""
-        kernels = self._kernels
-        if self._choices is None or kernels is None or m > MOST_BY_EIGHTS:
+        if self._choices is None or m > MOST_BY_EIGHTS:
             return False
         (n, k), launches = weight.shape, -(-m // MAX_ROWS)
         x = mx.ones((MAX_ROWS, k), dtype=mx.float32)
@@ -157,6 +153,10 @@ class Products:
         }
         key = f"{launches * MAX_ROWS} rows {weight.kind.name} {n}x{k}"
         return self._choices.winner(key, tuple(ways), lambda way: _seconds(ways[way])) == "by eights"
+
+
+def _all_passed(kernels: MatmulKernels, kind: GGMLType) -> bool:
+    return all(check.passed for check in check_type(kernels, kind))
 
 
 def _half_product(kernels: MatmulKernels, x: mx.array, weight: MetalWeight) -> mx.array:
