@@ -250,9 +250,9 @@ def size_up(
     if draft:
         length = min(draft.config.context_length, config.ctx or model.context_length)
         draft_bytes = draft.gguf.nbytes + kv_bytes(draft.config, length, config.kv_type)
+    held = runtime_bytes()
 
     def planned(weights: int, ctx: int | None) -> MemoryPlan:
-        held = runtime_bytes()
         return make_plan(model, weights, config.kv_type, ctx, budget, draft_bytes, runtime_bytes=held)
 
     plan = planned(target.gguf.nbytes, config.ctx or None)

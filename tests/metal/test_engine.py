@@ -29,7 +29,9 @@ def prompts() -> list[list[int]]:
     return [[rng.randrange(3, 290) for _ in range(n)] for n in LENGTHS]
 
 
-@pytest.fixture(scope="module", params=sorted(MODELS))
+@pytest.fixture(
+    scope="module", params=["llama", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("gemma2", "phi3"))]
+)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("metal") / f"{request.param}.gguf"
     return tiny_gguf(file, request.param, context_length=512, chat_template=None, **MODELS[request.param])

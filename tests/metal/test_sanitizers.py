@@ -16,6 +16,7 @@ if reason := cannot_run():
 
 from tests.metal.harness import sanitizer_environment
 
+pytestmark = pytest.mark.thorough
 ROOT = Path(__file__).parents[2]
 
 
@@ -24,7 +25,6 @@ def sanitized(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=sanitizer_environment(), capture_output=True, text=True)
 
 
-@pytest.mark.thorough
 def test_no_finding_under_the_address_sanitizer() -> None:
     run = sanitized()
     assert run.returncode == 0, run.stderr[-3000:]
