@@ -13,7 +13,7 @@ from edgellm.server.job import Delta, Finish, Job, OutputFormat, ToolCall, merge
 from edgellm.server.messages import join_text, no_images
 from edgellm.server.openai_wire import effort_to_think
 
-__all__ = ["MessageFrames", "MessagesBody", "messages_job"]
+__all__ = ["CountBody", "MessageFrames", "MessagesBody", "messages_job"]
 
 _log = logging.getLogger("edgellm.server")
 
@@ -63,6 +63,12 @@ class MessagesBody(Wire):
     tool_choice: dict[str, Any] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+
+
+class CountBody(MessagesBody):
+    """POST /v1/messages/count_tokens: a request without a limit, since nothing is answered."""
+
+    max_tokens: int = 1
 
 
 def messages_job(body: MessagesBody) -> Job:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edgellm.errors import RequestError
-from edgellm.server.anthropic_wire import MessageFrames, MessagesBody, messages_job
+from edgellm.server.anthropic_wire import CountBody, MessageFrames, MessagesBody, messages_job
 from edgellm.server.body import Wire, parse, read_json
 from edgellm.server.catalog import ModelRecord
 from edgellm.server.openai_frames import ChatFrames, CompletionFrames
@@ -19,7 +19,7 @@ from edgellm.server.openai_wire import ChatBody, CompletionBody, chat_job, compl
 from edgellm.server.replies import JSONReply
 from edgellm.server.responses_frames import ResponseFrames
 from edgellm.server.responses_wire import ResponsesBody, responses_job
-from edgellm.server.serving import answer, embed_inputs, find_model
+from edgellm.server.serving import answer, count_prompt, embed_inputs, find_model
 
 __all__ = ["EmbeddingsBody", "chat_completions", "completions", "embeddings"]
 __all__ += ["messages", "model", "models", "responses"]
@@ -63,6 +63,12 @@ async def messages(request: Request) -> Response:
     """POST /v1/messages."""
     body = parse(MessagesBody, await read_json(request))
     return await answer(request, messages_job(body), MessageFrames(body.model), stream=bool(body.stream))
+
+
+async def count_tokens(request: Request) -> Response:
+    """POST /v1/messages/count_tokens."""
+    body = parse(CountBody, await read_json(request))
+    return JSONReply({"input_tokens": await count_prompt(request, messages_job(body))})
 
 
 async def embeddings(request: Request) -> Response:

@@ -110,6 +110,11 @@ def _message(kind: str, item: dict[str, Any], where: str) -> ChatMessage | None:
         return _checked({"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}, where)
     if kind == "web_search_call":
         return None
+    if kind == "item_reference":
+        raise RequestError(
+            f"{where}: an item_reference needs stored responses, and nothing is stored here: send the item itself "
+            "(clients do with store: false)"
+        )
     raise RequestError(f"{where}: an item of type {kind!r} is not supported")
 
 

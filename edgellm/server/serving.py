@@ -19,10 +19,11 @@ from edgellm.server.errors import ShuttingDown
 from edgellm.server.frames import Framer
 from edgellm.server.generation import Generation
 from edgellm.server.job import Job
+from edgellm.server.prepare import prepare
 from edgellm.server.replies import FrameStream, JSONReply, attended
 from edgellm.server.state import ServerState
 
-__all__ = ["answer", "embed_inputs", "find_model", "refuse_while_draining"]
+__all__ = ["answer", "count_prompt", "embed_inputs", "find_model", "refuse_while_draining"]
 
 
 async def answer(request: Request, job: Job, framer: Framer, *, stream: bool) -> Response:
@@ -50,6 +51,20 @@ async def _answer(state: ServerState, job: Job, framer: Framer, stream: bool) ->
         generation.close()
         raise
     return FrameStream(generation, first, deltas, framer)
+
+
+async def count_prompt(request: Request, job: Job) -> int:
+    """Tokens of the prompt that `job` makes; nothing is answered. Raises what is wrong with the job, and
+    ContextLengthError for a prompt that would not fit."""
+    state: ServerState = request.app.state.server
+    refuse_while_draining(state)
+    record = await find_model(state, job.model)
+    lease = await attended(request, state.manager.acquire(record, job.keep_alive))
+    try:
+        work = asyncio.get_running_loop().run_in_executor(None, prepare, job, lease.loaded)
+        return len((await attended(request, work)).ids)
+    finally:
+        lease.release()
 
 
 async def find_model(state: ServerState, name: str, missing: str = "model '{}' not found") -> ModelRecord:

@@ -123,8 +123,14 @@ def test_anthropic_python(server: Live) -> None:
         whole.usage.input_tokens,
         whole.usage.output_tokens,
     )
+    counted = client.messages.count_tokens(model="demo", messages=HI)
+    assert counted.input_tokens == whole.usage.input_tokens
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(**{**ask, "model": "nope"})
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.count_tokens(model="nope", messages=HI)
+    with pytest.raises(anthropic.BadRequestError, match="at least one message"):
+        client.messages.count_tokens(model="demo", messages=[])
 
 
 def test_langchain_ollama(server: Live) -> None:
