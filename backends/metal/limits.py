@@ -5,6 +5,7 @@ macOS recommends a working set of two thirds to three quarters of the unified me
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import mlx.core as mx
 
 __all__ = ["Limits", "apply_limits", "device_info", "limits_of"]
+
+log = logging.getLogger(__name__)
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -47,6 +50,12 @@ def limits_of(info: Mapping[str, Any]) -> Limits:
 def apply_limits(limits: Limits) -> None:
     """Set MLX's limits for this process."""
     if limits.wired:
-        mx.set_wired_limit(limits.wired)
+        try:
+            mx.set_wired_limit(limits.wired)
+        except (
+            RuntimeError,
+            ValueError,
+        ) as error:  # all runs without it, perhaps slower
+            log.warning("MLX does not take %d bytes as its wired limit: %s", limits.wired, error)
     if limits.cache:
         mx.set_cache_limit(limits.cache)

@@ -33,6 +33,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "is absent from the `packages`" not in done.stdout + done.stderr
     (path,) = out.glob("*.whl")
     return path
 
@@ -58,6 +59,9 @@ def test_the_wheel_holds_every_module(wheel: Path) -> None:
     for module, path in package_modules().items():
         file = module.replace(".", "/") + ("/__init__.py" if path.name == "__init__.py" else ".py")
         assert file in names
+    for folder in ("backends/metal/kernels", "edgellm/server/ui"):
+        for path in (ROOT / folder).iterdir():
+            assert f"{folder if folder.startswith('edgellm') else 'edgellm/' + folder}/{path.name}" in names
     assert "edgellm/py.typed" in names
     assert not [name for name in names if name.startswith(("tests/", "backends/", "models/"))]
 
