@@ -41,7 +41,7 @@ class Acceptance:
 
     def observe(self, drafted: int, accepted: int) -> None:
         """One verification: the guesses after the first wrong one say nothing."""
-        fade = 0.9
+        fade = 0.95
         self._right = fade * self._right + accepted
         self._wrong = fade * self._wrong + (accepted < drafted)
 

@@ -54,10 +54,10 @@ def test_limits_and_batches() -> None:
 def test_acceptance_follows_what_happens() -> None:
     acceptance = Acceptance(0.7)
     assert acceptance.rate == pytest.approx(0.7)
-    for _ in range(30):
+    for _ in range(40):
         acceptance.observe(drafted=4, accepted=0)
     assert acceptance.rate < 0.02
-    for _ in range(30):
+    for _ in range(40):
         acceptance.observe(drafted=4, accepted=4)
     assert acceptance.rate > 0.95
 

@@ -187,6 +187,19 @@ def test_nothing_is_kept_of_requests_that_have_ended() -> None:
     assert not (speculator._rates or speculator._accounts or speculator.lookup._indexes)  # type: ignore[union-attr]
 
 
+def test_a_first_step_that_compiles_is_not_counted() -> None:
+    driver = Driver()
+    answer = driver.engine.answers[driver.add([3] * 20)]
+    speculator = Speculator(512, PromptLookup(), None)
+    speculator.controller.times.set(1, 1, 1.0)
+    for seconds in (50.0, 1.5, 1.5):
+        speculator.observe([(answer, 3, 4)], seconds)
+    assert speculator.controller.total_s == pytest.approx(1.45 + 1.5 + 1.5)  # 1.45: three rows at 0.15 of a step
+    assert speculator.controller.times.step(1, 4) == 1.5
+    speculator.finished(answer)
+    assert answer.speedup == pytest.approx(12 / 4.45)
+
+
 def test_the_report_of_a_request() -> None:
     driver = with_draft_model(hash_script)
     number = driver.add([3] * 20, max_tokens=40, temperature=0)
