@@ -95,7 +95,7 @@ class Speculator:
     def propose(self, answers: Sequence[Answer]) -> None:
         """Guess for requests that are one token behind; nothing else is scheduled in this step."""
         began = time.perf_counter()
-        self._sources, self._spent = {}, 0.0
+        self._sources = {}
         context = sum(answer.request.num_tokens for answer in answers)
         all_offers = [self._offers(answer, len(answers), context) for answer in answers]
         ready = self._caught_up(answers, all_offers, context)
@@ -138,6 +138,7 @@ class Speculator:
             if plain is not None:
                 self._accounts[request_id].add(new * plain, seconds)
         self.controller.account(n, num_rows, sum(new for _, _, new in results), seconds, context)
+        self._sources, self._spent = {}, 0.0
 
     def finished(self, answer: Answer) -> None:
         """The request has ended: its report is made, and what is kept for it given back."""
