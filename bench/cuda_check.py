@@ -174,6 +174,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.simulate != SIMULATED:
         parser.error("--simulate goes with NUMBA_ENABLE_CUDASIM=1, and nothing else does")
+    if SIMULATED:
+        sys.setswitchinterval(1e-5)  # the simulator's threads wait for each other all the time
     try:
         gpu = CUDABackend()
     except EdgeLLMError as error:

@@ -55,8 +55,8 @@ def make_batch(start: int, n: int, table: np.ndarray) -> Batch:
 class Pair:
     """Both backends side by side: one call, the error of the one against the other."""
 
-    def __init__(self, gpu: CUDABackend):
-        self.gpu, self.reference = gpu, ReferenceBackend()
+    def __init__(self, gpu: CUDABackend, small: bool):
+        self.gpu, self.reference, self.prompt = gpu, ReferenceBackend(), 3 if small else 40
         self.rng = np.random.default_rng(1)
 
     def values(self, *shape: int) -> np.ndarray:
@@ -92,11 +92,11 @@ class Pair:
         return out if isinstance(out, np.ndarray) else out.data.copy_to_host()[: out.size].reshape(out.shape)
 
     def attention(self, kv_type: str, head: int, heads: int, spec: AttentionSpec) -> float:
-        """A prompt of 40 and a single token behind it, blocks out of order."""
+        """A prompt and a single token behind it, blocks out of order."""
         shape, table = KVSpec(2, head, head, kv_type, 32, 0), np.array([[2, 1, 3]], np.int32)
         pages = [backend.new_kv(shape, 4) for backend in (self.gpu, self.reference)]
         worst = 0.0
-        for start, n in ((0, 40), (40, 1)):
+        for start, n in ((0, self.prompt), (self.prompt, 1)):
             batch = make_batch(start, n, table)
             k, v, q = self.values(n, 2, head), self.values(n, 2, head), self.values(n, heads, head)
             outs = []
@@ -167,5 +167,5 @@ def others(pair: Pair) -> Iterator[Check]:
 
 def check_kernels(gpu: CUDABackend, small: bool = False) -> list[tuple[str, float, float]]:
     """(name, error, limit) of every check. `small`: one shape per type, for the simulator."""
-    pair = Pair(gpu)
+    pair = Pair(gpu, small)
     return [(name, run(), limit) for checks in (products(pair, small), others(pair)) for name, run, limit in checks]

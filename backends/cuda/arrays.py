@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import weakref
 from typing import Any
@@ -17,19 +18,29 @@ __all__ = ["CudaArray", "CudaKV", "CudaWeight", "Pool"]
 
 
 class Pool:
-    """Free device buffers by (length, dtype): a step asks for the same sizes again and again, cudaMalloc is slow."""
+    """Free device buffers by type and length: a step asks for the same sizes again and again, and cudaMalloc is slow.
+    A free buffer up to twice as long as asked for will do, so that prompts of all lengths do not keep one each."""
 
     def __init__(self) -> None:
-        self._free: dict[tuple[int, str], list[Any]] = {}
+        self._free: dict[str, list[Any]] = {}
 
     def take(self, shape: tuple[int, ...], dtype: str = "float32") -> CudaArray:
         """An uninitialised array; its buffer comes back when the handle dies (kernels run in stream order)."""
-        key = (math.prod(shape), dtype)
-        free = self._free.setdefault(key, [])
-        data = free.pop() if free else cuda.device_array(max(1, key[0]), np.dtype(dtype))
+        size, free = max(1, math.prod(shape)), self._free.setdefault(dtype, [])
+        at = bisect.bisect_left(free, size, key=_size)
+        found = at < len(free) and _size(free[at]) <= 2 * size
+        data = free.pop(at) if found else cuda.device_array(size, np.dtype(dtype))
         array = CudaArray(data, shape)
-        weakref.finalize(array, free.append, data)
+        weakref.finalize(array, _insert, free, data)
         return array
+
+
+def _size(data: Any) -> int:
+    return int(data.size)
+
+
+def _insert(free: list[Any], data: Any) -> None:
+    free.insert(bisect.bisect_left(free, _size(data), key=_size), data)
 
 
 class CudaArray:

@@ -178,11 +178,13 @@ class CUDABackend(Backend):
     def linear(self, x: Array, weight: Weight, bias: Weight | None = None) -> Array:
         (m, k), n = x.shape, weight.shape[0]
         y = self._pool.take((m, n))
+        if not m:
+            return y
         if m >= HALF_ROWS and self.half is not None and weight.kind is not GGMLType.F32:
             self._half_linear(x, weight, y)
         elif weight.kind in DENSE:
             rows = min(m, dense.DENSE_ROWS)
-            kernel, grid = _dense_kernel(DENSE[weight.kind], rows, k % 8 == 0), (_blocks(n, 4), _blocks(m, rows))
+            kernel, grid = _dense_kernel(DENSE[weight.kind], rows, k % 8 == 0), _blocks(n, 4) * _blocks(m, rows)
             kernel[grid, THREADS](weight.data, self._no_ids, 1, x.data.view(np.uint8), y.data, m, n, k)
         elif m <= FEW_ROWS:
             kernel = _matmul_kernel("matvec", weight.kind, m)
@@ -317,12 +319,14 @@ class CUDABackend(Backend):
         (t, n_used), n, k = ids.shape, weight.shape[1], x.shape[-1]
         share, pairs = (n_used if len(x.shape) == 2 else 1), t * n_used
         y = self._pool.take((t, n_used, n))
+        if not pairs:
+            return y
         if weight.kind in DENSE:
-            kernel, grid = _dense_kernel(DENSE[weight.kind], 1, k % 8 == 0), (_blocks(n, 4), pairs)
+            kernel, grid = _dense_kernel(DENSE[weight.kind], 1, k % 8 == 0), _blocks(n, 4) * pairs
             kernel[grid, THREADS](weight.data, ids.data, share, x.data.view(np.uint8), y.data, pairs, n, k)
         else:
             kernel = _matmul_kernel("expert", weight.kind)
-            grid = (_blocks(n, mm.WARPS), pairs)
+            grid = _blocks(n, mm.WARPS) * pairs
             kernel[grid, 32 * mm.WARPS](weight.data, ids.data, share, *self._int8(x), y.data, n, k)
         if bias is not None:
             values, _ = self._row_weight(bias, n)

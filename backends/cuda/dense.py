@@ -55,7 +55,7 @@ def _eight(w, at, form):
 
 
 def make_dense_matvec(form: int, rows: int, wide: bool) -> Kernel:
-    """y (m, n): block (i, j) makes 4 weight rows times rows j * `rows` .. of x. `wide`: 8 divides k.
+    """y (m, n): ceil(n / 4) blocks of 4 weight rows for `rows` rows of x at a time. `wide`: 8 divides k.
 
     `ids` empty: row t of y is row t of x times w. Else (`rows` 1) row t of y is row t // share of x times expert
     ids[t]. `x` is bytes, as w is."""
@@ -63,8 +63,9 @@ def make_dense_matvec(form: int, rows: int, wide: bool) -> Kernel:
     @cuda.jit
     def matvec(w, ids, share, x, y, m, n, k):
         lane = cuda.threadIdx.x & 31
-        row = cuda.blockIdx.x * (cuda.blockDim.x >> 5) + (cuda.threadIdx.x >> 5)
-        t0 = cuda.blockIdx.y * rows
+        blocks = (n + 3) // 4
+        t0 = cuda.blockIdx.x // blocks * rows
+        row = cuda.blockIdx.x % blocks * 4 + (cuda.threadIdx.x >> 5)
         expert = ids[t0] if ids.size > 0 else 0
         acc = cuda.local.array(rows, types.float32)
         for r in range(rows):

@@ -105,15 +105,17 @@ def make_matvec(kind: Unpack, block: int, size: int, rows: int) -> Kernel:
 
 
 def make_expert_matvec(kind: Unpack, block: int, size: int) -> Kernel:
-    """y (pairs, n): pair p multiplies row p // share of x with expert ids[p]; w holds the experts one after another."""
+    """y (pairs, n): pair p multiplies row p // share of x with expert ids[p]; w holds the experts one after another.
+    Grid: ceil(n / 4) blocks for each pair in turn (a second dimension would end at 65535)."""
     unpack, first, second = kind
     shift, mask = (block // 32).bit_length() - 1, block // 32 - 1
 
     @cuda.jit
     def expert_matvec(w, ids, share, xq, xm, y, n, k):
         lane = cuda.threadIdx.x & 31
-        row = cuda.blockIdx.x * WARPS + (cuda.threadIdx.x >> 5)
-        pair = cuda.blockIdx.y
+        blocks = (n + WARPS - 1) // WARPS
+        pair = cuda.blockIdx.x // blocks
+        row = cuda.blockIdx.x % blocks * WARPS + (cuda.threadIdx.x >> 5)
         x0 = pair // share * k
         acc = f32(0.0)
         if row < n:

@@ -21,8 +21,8 @@ class Crossing:
     """Page-locked buffers that grow to the largest step so far, and the device's copy of the current batch."""
 
     def __init__(self) -> None:
-        self._up: npt.NDArray[np.int32] = cuda.pinned_array(0, np.int32)
-        self._down: npt.NDArray[np.float32] = cuda.pinned_array(0, np.float32)
+        self._up: npt.NDArray[np.int32] = cuda.pinned_array(1, np.int32)
+        self._down: npt.NDArray[np.float32] = cuda.pinned_array(1, np.float32)
         self._device = cuda.device_array(1, np.int32)
         self._batch: Batch | None = None
         self._fields: dict[int, tuple[npt.NDArray[np.int32], Any]] = {}
@@ -63,6 +63,8 @@ class Crossing:
 
     def fetch(self, data: Any, size: int) -> npt.NDArray[np.float32]:
         """The first `size` float32 of a device array; waits until the step is done."""
+        if not size:  # a chunk of a prompt that is not its last: nothing to fetch, and nothing to wait for
+            return np.empty(0, np.float32)
         if size > self._down.size:
             self._down = cuda.pinned_array(size, np.float32)
         target = self._down[:size]

@@ -1,4 +1,4 @@
-"""The default suite must not touch CUDA, whichever of its tests ran."""
+"""The simulator's pace; and the default suite must not touch CUDA, whichever of its tests ran."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ import sys
 
 import pytest
 
+SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
+
+if SIMULATED:
+    # The simulator's threads wait for each other at every barrier; with Python's usual 5 ms each that takes ten times
+    # as long.
+    sys.setswitchinterval(1e-5)
+
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail the run when a test imported numba's CUDA target without being asked to (NUMBA_ENABLE_CUDASIM)."""
-    if os.environ.get("NUMBA_ENABLE_CUDASIM", "0") in ("", "0") and "numba.cuda" in sys.modules:
+    if not SIMULATED and "numba.cuda" in sys.modules:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         print("\nFAILED: a test imported numba.cuda; the default suite must not touch CUDA")

@@ -13,6 +13,7 @@ pytest.importorskip("numba_cuda", reason="numba-cuda is not installed (pip insta
 
 from edgellm import LLM, SamplingParams
 from edgellm.backends.base import AttentionSpec, KVSpec, QTensor, RopeSpec, RouteSpec
+from edgellm.backends.cuda.arrays import Pool
 from edgellm.backends.cuda.backend import CUDABackend
 from edgellm.backends.cuda.half import find_cublas
 from edgellm.backends.cuda.unpack import UNPACK
@@ -39,7 +40,7 @@ def up(gpu: CUDABackend, x: np.ndarray):
 
 
 def down(array) -> np.ndarray:
-    return array.data.copy_to_host().reshape(array.shape)
+    return array.data.copy_to_host()[: array.size].reshape(array.shape)
 
 
 def exact_rows(rows: int, k: int, rng: np.random.Generator) -> np.ndarray:
@@ -81,9 +82,9 @@ class NumpyProduct:
 
     def multiply(self, w, x, y, first: int, rows: int, n: int, m: int, k: int) -> None:
         a, b = (t.copy_to_host().astype(np.float32) for t in (x, w))
-        out = y.copy_to_host().reshape(m, n)
+        out = y.copy_to_host()[: m * n].reshape(m, n)
         out[:, first : first + rows] = a[: m * k].reshape(m, k) @ b[: rows * k].reshape(rows, k).T
-        y.copy_to_device(out.reshape(-1))
+        y[: m * n].copy_to_device(out.reshape(-1))
 
 
 @pytest.mark.parametrize("kind", [GGMLType.Q4_K, GGMLType.BF16], ids=lambda t: t.name)
@@ -105,6 +106,37 @@ def test_prompts_through_half_precision_tiles(monkeypatch: pytest.MonkeyPatch, k
     error = ((y - expected)[rows] ** 2).sum(1) / (expected[rows] ** 2).sum(1)
     assert error.max() < 1e-5 and (y[4] == 0).all()
     assert gpu.describe()["prompt_matmul"] == "numpy"
+
+
+def test_no_rows_at_all(gpu: CUDABackend) -> None:
+    """What the last layer of a prompt's chunk gets when no logits are wanted."""
+    rng = np.random.default_rng(SEED)
+    x, none = rng.standard_normal((2, 256)).astype(np.float32), np.array([], np.int32)
+    norm = gpu.load(tensor(GGMLType.F32, np.ones(256, np.float32).view(np.uint8), (256,)))
+    w = gpu.load(tensor(GGMLType.Q4_K, random_weights(GGMLType.Q4_K, 4, 256, rng), (4, 256)))
+    experts = gpu.load(tensor(GGMLType.Q8_0, random_weights(GGMLType.Q8_0, 8, 256, rng).reshape(2, 4, -1), (2, 4, 256)))
+    rows = gpu.rms_norm(gpu.take(up(gpu, x), none), norm, 1e-5)
+    assert down(gpu.linear(rows, w)).shape == (0, 4)
+    ids, weights = gpu.route(gpu.linear(rows, w), RouteSpec(2))
+    assert down(gpu.combine(gpu.expert_linear(rows, experts, ids), weights)).shape == (0, 4)
+    batch = make_batch([[1, 2]], [0], [np.array([[1]], np.int32)], output_rows=[])
+    assert gpu.execute(lambda b: gpu.take(up(gpu, x), b.output_rows), batch).shape == (0, 256)
+    gpu.forget()
+
+
+def test_buffers_are_used_again() -> None:
+    pool = Pool()
+    first = pool.take((100,))
+    data = first.data
+    second = pool.take((100,))
+    other = second.data
+    assert other is not data
+    del first
+    third = pool.take((60,))
+    assert third.data is data
+    del second, third
+    small = pool.take((49,))  # they are more than twice as long
+    assert small.data.size == 49
 
 
 def test_why_prompts_take_the_own_kernel(gpu: CUDABackend) -> None:
