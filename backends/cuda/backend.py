@@ -141,13 +141,13 @@ class CUDABackend(Backend):
     def array(self, values: npt.NDArray[np.float32]) -> CudaArray:
         """Host values as an activation."""
         y = self._pool.take(values.shape)
-        y.data.copy_to_device(np.ascontiguousarray(values, np.float32).reshape(-1))
+        y.data[: y.size].copy_to_device(np.ascontiguousarray(values, np.float32).reshape(-1))
         return y
 
     def ids(self, values: Int32Array) -> CudaArray:
         """Chosen experts as `route` gives them."""
         y = self._pool.take(values.shape, "int32")
-        y.data.copy_to_device(np.ascontiguousarray(values, np.int32).reshape(-1))
+        y.data[: y.size].copy_to_device(np.ascontiguousarray(values, np.int32).reshape(-1))
         return y
 
     def _constant(self, array: npt.NDArray[Any]) -> Any:
