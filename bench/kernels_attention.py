@@ -83,7 +83,13 @@ def main() -> None:
     parser.add_argument("--shape", default="smollm2-135m", choices=sorted(SHAPES))
     args = parser.parse_args()
     backend = CPUBackend(threads=args.threads)
-    for rows, depth in ((1, 128), (1, 2048), (1, 8192), (4, 2048), (512, 512), (512, 4096)):
+    for rows, depth in (
+        (1, 128),
+        (1, 2048),
+        (1, 8192),
+        *((n, 4096) for n in (2, 3, 4, 8, 12, 16, 32, 512)),
+        (512, 512),
+    ):
         print(measure(backend, args.shape, args.kv_type, rows, depth), flush=True)
     backend.close()
 

@@ -22,8 +22,9 @@ PARTITION = 256
 UNIT_FIELDS = 8
 PAIRS = 36
 """(row, head) pairs of a prompt's tile: what keeps its scores, queries and sums in the first-level cache."""
-FEW = 8
-"""A sequence with at most this many rows in the step takes the kernel for few rows."""
+FEW_PAIRS = 8
+"""A sequence with at most this many pairs in the step (or one row) takes the kernel for few rows: the other one takes
+as long for any number up to ROWS_AT_ONCE."""
 SHARE = 4
 """A tile may be 1 / (SHARE * threads) of the step's work before it is split."""
 
@@ -49,12 +50,12 @@ class Plan:
         self._tape, self._window, self._causal, self._group = tape, spec.window, spec.causal, group
         self._heads, self._threads, self._table_width = kv.n_kv_heads, n_threads, batch.block_tables[kv.group].shape[1]
         self._width = (-(-kv.v_dim // 16) * 16 + 2) * 4
-        self._tile = max(1, PAIRS // group)
+        self._tile, self._few = max(1, PAIRS // group), max(1, FEW_PAIRS // group)
         # A kernel that no batch of this shape can need is not recorded.
         single = batch.n_tokens == batch.n_seqs
-        self.few = Tiles(FEW if not single else 1, self._units(batch.n_seqs))
+        self.few = Tiles(self._few if not single else 1, self._units(batch.n_seqs))
         self.many: Tiles | None = None
-        if batch.n_tokens - batch.n_seqs >= FEW:
+        if batch.n_tokens - batch.n_seqs >= self._few:
             self.many = Tiles(self._tile, self._units(batch.n_tokens // self._tile + batch.n_seqs))
         self.combine: Ints = np.zeros((batch.n_tokens * self._heads * group, UNIT_FIELDS), np.int64)
         self.combine_ops: list[int] = []
@@ -87,7 +88,7 @@ class Plan:
         for tile, cost in zip(tiles, costs, strict=True):
             apart = cost > limit and tile[4] - tile[3] > 1
             placed = (*tile, slots if apart else -1)
-            (many if tile[1] > self.few.rows or self._crowded(batch, tile[2]) else few).append(placed)
+            (many if self._crowded(batch, tile[2]) else few).append(placed)
             if apart:
                 split.append(placed)
                 slots += cost * self._heads * self._group
@@ -99,7 +100,7 @@ class Plan:
 
     def _crowded(self, batch: Batch, sequence: int) -> bool:
         """Whether a sequence has more rows in this step than the kernel for few rows is meant for."""
-        return int(batch.seq_starts[sequence + 1] - batch.seq_starts[sequence]) > FEW
+        return int(batch.seq_starts[sequence + 1] - batch.seq_starts[sequence]) > self._few
 
     def _tiles(self, batch: Batch) -> list[tuple[int, int, int, int, int]]:
         """First row, number of rows, sequence, first partition, end partition."""
@@ -107,7 +108,7 @@ class Plan:
         tiles = []
         for s, length in enumerate(lengths):
             start, stop = starts[s], starts[s + 1]
-            size = self._tile if stop - start > FEW else FEW
+            size = self._tile if stop - start > self._few else self._few
             for first in range(start, stop, size):
                 n = min(size, stop - first)
                 low, high = 0, length - 1
@@ -132,6 +133,9 @@ class Plan:
                 lines[:, 4] = np.arange(begin, end)
                 lines[:, 6] = slot + pairs * (head * parts + np.arange(parts))
                 n += parts
+        # Tiles that read the same K and V come one after another, so that the second finds them in the cache.
+        done = target.units[:n]
+        done[:] = done[np.lexsort((done[:, 0], done[:, 4], done[:, 2], done[:, 3]))]
         for op in target.ops:
             self._tape.set_units(op, n)
 

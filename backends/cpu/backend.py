@@ -184,8 +184,11 @@ class CPUBackend(Backend):
 
 
 def _room(width: int) -> int:
-    """Columns kept for a block table: a power of two, so that growing sequences seldom need a new tape."""
-    return max(32, 1 << (width - 1).bit_length())
+    """Columns kept for a block table: 32, 128, 512 ..., so that growing sequences seldom need a new tape."""
+    room = 32
+    while room < width:
+        room *= 4
+    return room
 
 
 def _identity(forward: Any) -> tuple[Any, list[Any]]:

@@ -190,7 +190,7 @@ class Engine:
         """Times of a step, for those who choose by them."""
         num_drafts = sum(item.num_draft_tokens for item in schedule.items)
         if not num_drafts:
-            self.pacer.observe(seconds, schedule.num_prefill_tokens, num_settled)
+            self.pacer.observe(seconds, schedule.num_prefill_tokens, schedule.prefill_depth, num_settled)
         if self.speculator and results and not schedule.num_prefill_tokens:
             self.speculator.observe(results, seconds)
         self.metrics.stepped(schedule, seconds)

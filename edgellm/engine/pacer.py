@@ -1,57 +1,116 @@
-"""How many prompt tokens a step may carry while answers are running: chosen from measured step times."""
+"""How many prompt tokens a step may carry while answers are running: chosen from measured step times.
+
+What a prompt token costs beyond a step's decoding is learned by depth (how many tokens lie before it): attention makes
+deep ones dearer, by how much depends on the model, its windows and the machine.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
 from statistics import median
 
-__all__ = ["GRACE", "Pacer"]
+from edgellm.engine.request import Request
 
-STRETCH, PROMISE = 2.7, 3.8
-"""A step with prompt tokens may take this many plain decode steps; the rest up to what is promised (4 at the 99th
-percentile) is room for noise and for trying the next larger size."""
+__all__ = ["GRACE", "SIZES", "Budget", "Pacer"]
+
+STRETCH = 2.7
+"""A step with prompt tokens may take this many plain decode steps. What is promised is 4 at the 99th percentile; on a
+machine that does other things, too, late steps are most of the difference."""
+
+LEAST = 0.75
+"""Decode steps that prompt tokens may take at least, should decoding have become dearer meanwhile."""
 
 GRACE = 4
 """Answers with no more tokens than this have only just begun: they wait for prompts that came with them."""
 
-SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+SIZES = (2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 448, 512)
 """Few different sizes, because a backend may keep one recorded step per size."""
 
-PATIENCE = 16
-"""Steps within the limit before the next larger size is tried; twice as many after one that took too long."""
+FIRST = 16
+"""Prompt tokens of the first step that is measured; the most may double with each step that goes well."""
+
+REMEMBER_EVERY = 32
+"""One step in so many goes without prompt tokens, so that what decoding alone takes is not forgotten."""
+
+SPAN = 512
+"""Tokens of depth that are taken to cost the same."""
+
+
+@dataclass
+class Budget:
+    """What one step may spend on prompts: tokens, and seconds beyond those of its decoding."""
+
+    tokens: int
+    seconds: float = inf
+    cost: Callable[[int], float] = lambda depth: 0.0
+    """Seconds of a prompt token with so many before it."""
+
+    def take(self, request: Request) -> int:
+        """How many of a request's prompt tokens go into this step."""
+        wanted = request.num_uncomputed_tokens
+        if request.whole_prompt:
+            self.tokens -= wanted
+            return wanted
+        return self.chunk(request.num_computed_tokens, min(wanted, request.max_chunk))
+
+    def chunk(self, depth: int, wanted: int) -> int:
+        """How many of `wanted` prompt tokens with `depth` others before them go into this step."""
+        n, cost = min(wanted, self.tokens), self.cost(depth)
+        if n * cost > self.seconds:  # something always advances
+            n = min(n, max((size for size in SIZES if size * cost <= self.seconds), default=SIZES[0]))
+            self.tokens = n  # what is left is too little for another prompt
+        self.tokens -= n
+        self.seconds -= n * cost
+        return n
 
 
 class Pacer:
-    """Walks up and down `SIZES` so that mixed steps stay within `STRETCH` times the recent decode step. No model of
-    what a token costs: that depends on depth, batch and the backend's kernels."""
+    """Learns what decoding and prompt tokens take, and keeps steps with both within `STRETCH` decode steps."""
 
     def __init__(self, max_tokens: int):
         self.max_tokens = max_tokens
-        self._decode_s: deque[float] = deque(maxlen=32)
-        self._at = SIZES.index(16)
-        self._good = self._late = 0
+        self._most = min(FIRST, max_tokens)
+        self._decode_s: deque[float] = deque(maxlen=48)
+        self._costs: dict[int, deque[float]] = {}
+        """Recent seconds of a prompt token, by depth in SPANs."""
+        self._asked = 0
 
-    def budget(self, num_settled: int) -> int:
-        """Prompt tokens for the next step; `num_settled`: answers under way that have more than GRACE tokens. Without
-        any, nobody is kept waiting and the step may be as large as it gets."""
-        return min(SIZES[self._at], self.max_tokens) if num_settled else self.max_tokens
+    def budget(self, num_settled: int) -> Budget:
+        """For the next step; `num_settled`: answers under way that have more than GRACE tokens. Without any, nobody is
+        kept waiting and the step may be as large as it gets."""
+        if not num_settled:
+            return Budget(self.max_tokens)
+        self._asked += 1
+        if self._asked >= (REMEMBER_EVERY if self._decode_s else 2):
+            self._asked = 0
+            return Budget(0)
+        if not self._decode_s:
+            return Budget(self._most)
+        now = self._decode_now()
+        return Budget(self._most, max(STRETCH * median(self._decode_s) - now, LEAST * now), self.cost)
 
-    def observe(self, seconds: float, num_prefill: int, num_settled: int) -> None:
-        """One step's time and what it carried."""
+    def observe(self, seconds: float, num_prefill: int, depth: int, num_settled: int) -> None:
+        """One step's time and what it carried. `depth`: tokens before its prompt tokens, the mean over them."""
         if not num_prefill:
             self._decode_s.append(seconds)
-            return
-        if not num_settled or not self._decode_s or num_prefill < 0.7 * SIZES[self._at]:
-            return
-        plain = median(self._decode_s)
-        if seconds > STRETCH * plain:
-            self._late += 1
-            if self._late >= 2:  # one alone may be the machine's doing
-                self._at = max(0, self._at - 1)
-                self._good, self._late = -PATIENCE, 0
-            return
-        self._good, self._late = self._good + 1, 0
-        larger = min(len(SIZES) - 1, self._at + 1)
-        expected = plain + max(0.0, seconds - plain) * SIZES[larger] / SIZES[self._at]
-        if expected <= STRETCH * plain or (self._good >= PATIENCE and expected <= PROMISE * plain):
-            self._at, self._good = larger, 0
+        elif num_settled and self._decode_s:
+            if num_prefill >= self._most and seconds <= STRETCH * median(self._decode_s):
+                self._most = min(2 * self._most, self.max_tokens)
+            span = depth // SPAN
+            if span not in self._costs:  # what is expected counts as one measurement
+                self._costs[span] = deque([self.cost(depth)] if self._costs else (), maxlen=5)
+            self._costs[span].append(max(0.0, seconds - self._decode_now()) / num_prefill)
+
+    def cost(self, depth: int) -> float:
+        """Seconds of a prompt token: the median of recent steps at this depth or the nearest that is known."""
+        if not self._costs:
+            return 0.0
+        span = depth // SPAN
+        return median(self._costs[min(self._costs, key=lambda known: abs(known - span))])
+
+    def _decode_now(self) -> float:
+        """Seconds of decoding alone, lately; the median of all that is remembered is what answers are used to."""
+        return median(list(self._decode_s)[-3:])

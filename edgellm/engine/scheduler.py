@@ -2,8 +2,8 @@
 
 There is no prefill or decode phase. Every step, each running request is given tokens until what is computed has caught
 up with what is known; a prompt chunk, the rest after a prefix hit, one decoded token and a verified draft differ only
-in how far apart the two are. Requests that are one token behind (decoding) always run; prompt tokens share a budget
-that the caller chooses, so that a long prompt never stalls running answers.
+in how far apart the two are. Requests that are one token behind (decoding) always run; prompt tokens share the step's
+budget (pacer.py), so that a long prompt never stalls running answers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from edgellm.engine.kv_cache import KVCache
+from edgellm.engine.pacer import Budget
 from edgellm.engine.request import Request, Status, Task
 from edgellm.errors import QueueFullError
 
@@ -56,6 +57,7 @@ class Schedule:
 
     items: list[ScheduledRequest] = field(default_factory=list)
     num_prefill_tokens: int = 0
+    prefill_depth: int = 0  # tokens before a prompt token, the mean over the step's
 
     @property
     def num_tokens(self) -> int:
@@ -95,25 +97,25 @@ class Scheduler:
             raise QueueFullError(f"{len(self.waiting)} requests are waiting already; try again later")
         self.waiting.append(request)
 
-    def schedule(self, prefill_budget: int) -> Schedule:
-        """Choose this step's tokens and take the blocks they need. At most `prefill_budget` tokens (and 1 or more)
-        go to requests that are more than one token behind."""
+    def schedule(self, budget: Budget) -> Schedule:
+        """Choose this step's tokens and take their blocks; requests with prompts left share the budget in order."""
         chosen: dict[Request, ScheduledRequest] = {}
-        budget, num_waiting = prefill_budget, len(self.waiting)
+        num_waiting = len(self.waiting)
         for request in sorted(self.running, key=lambda r: r.num_uncomputed_tokens > 1):
             if request.status is not Status.RUNNING:
                 continue  # gave its blocks to an older one a moment ago
-            n = request.num_uncomputed_tokens
-            n = n if n == 1 or request.whole_prompt else min(n, budget, request.max_chunk)
+            n = 1 if request.num_uncomputed_tokens == 1 else budget.take(request)
             if n and self._reserve(request, n):
                 chosen[request] = self._item(request, n)
-                budget -= n if request.num_uncomputed_tokens > 1 else 0
         if len(self.waiting) == num_waiting:
             self._admit_waiting(chosen, budget)
         self.blocked = bool(self.waiting)
-        items = [chosen[r] for r in self.running if r in chosen]
-        prefill = sum(i.num_scheduled_tokens for i in items if i.request.num_uncomputed_tokens > 1)
-        return Schedule(items, prefill)
+        schedule = Schedule([chosen[r] for r in self.running if r in chosen])
+        prompts = [i for i in schedule.items if i.request.num_uncomputed_tokens > 1]
+        schedule.num_prefill_tokens = sum(i.num_scheduled_tokens for i in prompts)
+        before = sum(i.num_scheduled_tokens * i.request.num_computed_tokens for i in prompts)
+        schedule.prefill_depth = before // max(1, schedule.num_prefill_tokens)
+        return schedule
 
     def finish(self, request: Request) -> None:
         """Take a request out, wherever it is, and give back all it holds."""
@@ -171,9 +173,9 @@ class Scheduler:
         self.waiting.appendleft(request)
         self._on_preempt(request)
 
-    def _admit_waiting(self, chosen: dict[Request, ScheduledRequest], budget: int) -> None:
+    def _admit_waiting(self, chosen: dict[Request, ScheduledRequest], budget: Budget) -> None:
         """First come, first served: the first one that does not fit keeps those behind it waiting, too."""
-        while self.waiting and len(self.running) < self.max_seqs and budget > 0:
+        while self.waiting and len(self.running) < self.max_seqs and budget.tokens > 0:
             request = self.waiting[0]
             headroom = len(self.running)
             if not (self.kv.readmit if request.swapped else self.kv.admit)(request, headroom):
@@ -184,8 +186,6 @@ class Scheduler:
             if request.swapped and self.swap:
                 self.swap.load(request.request_id, request.block_tables)
                 request.swapped = False
-            n = request.num_uncomputed_tokens
-            n = n if request.whole_prompt else min(n, budget, request.max_chunk)
+            n = budget.take(request)
             if self.kv.allocate(request, request.num_computed_tokens + n):
                 chosen[request] = self._item(request, n)
-                budget -= n

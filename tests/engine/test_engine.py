@@ -12,6 +12,7 @@ import pytest
 from edgellm.config import EngineConfig, SamplingParams
 from edgellm.engine.engine import Engine
 from edgellm.engine.output import Completion
+from edgellm.engine.pacer import Budget
 from edgellm.engine.prompt_cache import PromptCache
 from edgellm.engine.swap import SwapFile
 from tests.support.scripted import ByteTokenizer, ScriptedRunner, hash_script, model_config
@@ -38,7 +39,7 @@ class Driver:
         settings = EngineConfig(ctx=ctx, **{"max_seqs": 16, **config})
         self.engine = Engine(settings, shape, self.runner, ByteTokenizer(), [blocks] * groups, space)
         if chunk is not None:
-            self.engine.pacer.budget = lambda num_settled: chunk  # type: ignore[method-assign]
+            self.engine.pacer.budget = lambda num_settled: Budget(chunk)  # type: ignore[method-assign]
         self.done: dict[int, Completion] = {}
 
     def add(self, prompt: list[int], **params: Any) -> int:

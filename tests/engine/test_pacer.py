@@ -2,61 +2,120 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+
 import pytest
 
-from edgellm.engine.pacer import SIZES, STRETCH, Pacer
+from edgellm.engine.pacer import SIZES, Budget, Pacer
+
+DECODE_S = 0.02
+LIMIT = 4 * DECODE_S
 
 
-def walked(decode_s: float, fixed_s: float, per_token_s: float, steps: int = 300) -> tuple[Pacer, list[float]]:
-    """A pacer after decode steps and a long prompt, with the times of the prompt's steps."""
-    pacer, times = Pacer(512), []
-    for _ in range(40):
-        pacer.observe(decode_s, 0, 4)
-    for _ in range(steps):
-        n = pacer.budget(4)
-        times.append(decode_s + fixed_s + n * per_token_s)
-        pacer.observe(times[-1], n, 4)
-    return pacer, times
+class Walk:
+    """A pacer that computes prompts beside four answers. `cost(n, depth)`: seconds of a chunk beyond the decoding."""
+
+    def __init__(self, cost: Callable[[int, int], float]):
+        self.cost, self.pacer = cost, Pacer(512)
+        self.times: list[float] = []
+        self.sizes: list[int] = []
+        for _ in range(20):
+            self.pacer.observe(DECODE_S, 0, 0, 4)
+
+    def prompt(self, length: int, depth: int = 0, noise: Callable[[], float] = lambda: 1.0) -> None:
+        end = depth + length
+        while depth < end:
+            n = self.pacer.budget(4).chunk(depth, end - depth)
+            seconds = (DECODE_S + (self.cost(n, depth) if n else 0.0)) * noise()
+            self.pacer.observe(seconds, n, depth, 4)
+            self.times.append(seconds)
+            self.sizes.append(n)
+            depth += n
+            assert len(self.times) < 20000
+
+    def p99(self) -> float:
+        return sorted(self.times)[int(0.99 * len(self.times))]
 
 
-@pytest.mark.parametrize("per_token_s", [0.00005, 0.0003, 0.001, 0.004])
-@pytest.mark.parametrize("fixed_s", [0.0, 0.01])
-def test_steps_with_prompt_tokens_stay_near_a_decode_step(fixed_s: float, per_token_s: float) -> None:
-    pacer, times = walked(0.02, fixed_s, per_token_s)
-    assert sorted(times)[int(0.99 * len(times))] <= 4 * 0.02
-    # And the time that is allowed is used: one size larger would be too long.
-    n = pacer.budget(4)
-    larger = min(size for size in (*SIZES, 10**9) if size > n)
-    assert n == 512 or 0.02 + fixed_s + larger * per_token_s > 0.7 * STRETCH * 0.02
+@pytest.mark.parametrize("token_s", [0.00005, 0.0003, 0.001, 0.004])
+@pytest.mark.parametrize("pair_s", [0.0, 1e-7, 6e-7])
+def test_mixed_steps_stay_near_a_decode_step_and_use_the_time_they_may_take(token_s: float, pair_s: float) -> None:
+    walk = Walk(lambda n, depth: n * token_s + n * (depth + n / 2) * pair_s)
+    walk.prompt(6000)
+    walk.times, walk.sizes = [], []
+    walk.prompt(6000)
+    assert walk.p99() <= LIMIT
+    for n, seconds in zip(walk.sizes[:-2], walk.times, strict=False):
+        larger = next((size for size in SIZES if size > n), None)
+        assert n == 0 or larger is None or DECODE_S + (seconds - DECODE_S) * larger / n > 0.5 * LIMIT
 
 
-def test_costs_that_rise_with_depth_are_followed() -> None:
-    pacer, times = Pacer(512), []
-    for _ in range(40):
-        pacer.observe(0.013, 0, 4)
-    done = 0
-    while done < 6000:
-        n = pacer.budget(4)
-        done += n
-        times.append(0.013 + n * (0.002 + done * 1.5e-6))
-        pacer.observe(times[-1], n, 4)
-    assert sorted(times)[int(0.99 * len(times))] <= 4 * 0.013
+def test_a_cost_that_every_chunk_has_is_counted_in() -> None:
+    walk = Walk(lambda n, depth: 0.01 + n * 0.001)
+    walk.prompt(6000)
+    assert walk.p99() <= LIMIT
+    assert set(walk.sizes[50:-1]) == {0, 20}  # 50 ms; by what 20 took, 24 would take 56 and the limit is 54
+
+
+def test_what_was_learned_deep_in_one_prompt_holds_at_the_start_of_the_next() -> None:
+    walk = Walk(lambda n, depth: n * 0.0006 + n * depth * 3e-7)
+    for _ in range(3):
+        walk.prompt(8000)
+    walk.times = []
+    walk.prompt(2000)
+    walk.prompt(64, depth=8000)  # behind a cached prefix
+    assert max(walk.times) <= LIMIT
+
+
+def test_late_steps_now_and_then_change_little() -> None:
+    rng = random.Random(0)
+    calm, noisy = (Walk(lambda n, depth: n * 0.001) for _ in range(2))
+    calm.prompt(6000)
+    noisy.prompt(6000, noise=lambda: 20.0 if rng.random() < 0.1 else rng.uniform(0.95, 1.05))
+    middle = len(noisy.sizes) // 2
+    assert sorted(noisy.sizes)[middle] >= 0.6 * sorted(calm.sizes)[len(calm.sizes) // 2]
 
 
 def test_prompts_always_advance() -> None:
-    pacer, _ = walked(0.001, 0.0, 0.01)
-    assert pacer.budget(4) == SIZES[0] > 0
+    walk = Walk(lambda n, depth: n * 10.0)
+    walk.prompt(100)
+    assert set(walk.sizes) <= {0, SIZES[0], 16} and walk.sizes.count(0) <= len(walk.sizes) // 8
+
+
+def test_without_a_decode_step_to_compare_with_one_is_made() -> None:
+    pacer = Pacer(512)
+    assert 0 in [pacer.budget(4).tokens for _ in range(2)]
+    assert [pacer.budget(4).tokens for _ in range(6)].count(0) == 3  # and nothing stands still until it was seen
+
+
+def test_decoding_alone_is_seen_again_when_it_gets_dearer() -> None:
+    walk = Walk(lambda n, depth: n * 0.001)
+    walk.prompt(3000)
+    few = walk.sizes[-2]
+    for _ in range(40):  # four times as many answers; prompts keep coming
+        budget = walk.pacer.budget(16)
+        n = budget.chunk(0, 1000)
+        walk.pacer.observe(4 * DECODE_S + n * 0.001, n, 0, 16)
+    walk.prompt(3000, noise=lambda: 1.0)
+    assert few > 2 and walk.sizes[-2] > 2
 
 
 def test_nobody_waiting_means_no_limit() -> None:
-    pacer, _ = walked(0.02, 0.0, 0.001)
-    assert pacer.budget(0) == 512
+    walk = Walk(lambda n, depth: n * 0.001)
+    walk.prompt(3000)
+    assert walk.pacer.budget(0).chunk(0, 10000) == 512
 
 
-def test_a_single_late_step_changes_nothing() -> None:
-    pacer, _ = walked(0.02, 0.0, 0.001)
-    size = pacer.budget(4)
-    for _ in range(10):
-        pacer.observe(0.5, size, 4)
-        pacer.observe(0.02 + size * 0.001, size, 4)
-    assert pacer.budget(4) == size
+def test_several_prompts_share_the_tokens_of_a_step() -> None:
+    budget = Budget(100)
+    assert [budget.chunk(0, 60), budget.chunk(0, 60), budget.chunk(0, 60)] == [60, 40, 0]
+    timed = Budget(512, seconds=0.1, cost=lambda depth: 0.001)
+    assert [timed.chunk(0, 60), timed.chunk(0, 60), timed.chunk(0, 60)] == [60, 40, 0]
+
+
+def test_a_chunk_takes_the_seconds_it_was_given() -> None:
+    for depth in (0, 1000, 7000):
+        n = Budget(512, 0.05, lambda depth: 0.0002 + depth * 2e-7).chunk(depth, 5000)
+        larger = SIZES[SIZES.index(n) + 1]
+        assert n * (0.0002 + depth * 2e-7) <= 0.05 < larger * (0.0002 + depth * 2e-7)
