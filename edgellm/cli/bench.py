@@ -25,16 +25,22 @@ __all__ = ["bench"]
 
 
 class IntList(click.ParamType):  # type: ignore[type-arg]
-    """Whole numbers separated by commas."""
+    """Whole numbers of `least` or more, separated by commas."""
 
     name = "list"
+
+    def __init__(self, least: int = 0):
+        self.least = least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         """The numbers, or wrong usage."""
         try:
-            return tuple(int(part) for part in str(value).split(","))
+            numbers = tuple(int(part) for part in str(value).split(","))
         except ValueError:
             self.fail(f"{value!r} is not a list of whole numbers such as 0,4096", param, ctx)
+        if min(numbers) < self.least:
+            self.fail(f"{value!r} holds a number below {self.least}", param, ctx)
+        return numbers
 
 
 @click.command()
@@ -42,7 +48,7 @@ class IntList(click.ParamType):  # type: ignore[type-arg]
 @click.option("--prompt", type=click.IntRange(0), default=512, show_default=True, help="Prompt tokens; 0: skip.")
 @click.option("--gen", type=click.IntRange(0), default=128, show_default=True, help="Tokens to decode; 0: skip.")
 @click.option("--depth", type=IntList(), default="0", show_default=True, help="Positions filled before decoding.")
-@click.option("--batch", type=IntList(), default="1", show_default=True, help="Sequences decoded at once.")
+@click.option("--batch", type=IntList(1), default="1", show_default=True, help="Sequences decoded at once.")
 @click.option("--rows", type=IntList(), default="0", show_default=True, help="Rows of one sequence in one pass.")
 @click.option("--runs", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw decoding speed into this PNG file.")

@@ -11,6 +11,7 @@ import click
 
 from edgellm.cli.main import Globals
 from edgellm.cli.options import ModelFlags, json_option, model_options
+from edgellm.errors import RequestError
 
 if TYPE_CHECKING:
     from edgellm.server.settings import ServerSettings
@@ -62,7 +63,10 @@ def _settings(
     from edgellm.server.settings import ServerSettings
 
     given: dict[str, Any] = {"host": host, "port": port, "api_key": api_key, "debug": debug or None}
-    given["keep_alive"] = keep_alive_seconds(keep_alive, bare_numbers=True)
+    try:
+        given["keep_alive"] = keep_alive_seconds(keep_alive, bare_numbers=True)
+    except RequestError as error:
+        raise click.BadParameter(str(error).removeprefix("keep_alive: "), param_hint="--keep-alive") from None
     model = flags.given()
     for name in ("ctx", "memory", "kv_type", "backend", "threads", "draft"):
         given[name] = model.pop(name, None)

@@ -74,7 +74,19 @@ def test_an_interrupt_is_130(failing_command) -> None:
     assert program.main(["fail"]) == 130
 
 
-@pytest.mark.parametrize("words", [["nonsense"], ["run"], ["run", "demo", "hi", "-n", "many"], ["--nonsense"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["nonsense"],
+        ["run"],
+        ["run", "demo", "hi", "-n", "many"],
+        ["--nonsense"],
+        ["bench", "demo", "--depth", "0,-1"],
+        ["bench", "demo", "--batch", "0"],
+        ["serve", "--keep-alive", "abc"],
+        ["plan", "demo", "--memory", "-1"],
+    ],
+)
 def test_wrong_usage_is_2(words, capsys: pytest.CaptureFixture[str]) -> None:
     assert program.main(words) == 2
     assert "Usage: edgellm" in capsys.readouterr().err
