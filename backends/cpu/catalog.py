@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgellm.backends.cpu import bandwidth, elementwise, kv, matmul, matmul_float, quantise, rope, team
+from edgellm.backends.cpu import bandwidth, elementwise, experts, kv, matmul, matmul_float, quantise, rope, team
 from edgellm.backends.cpu.attention import attention_combine
 from edgellm.backends.cpu.attention_record import attention_kernels
 from edgellm.backends.cpu.jit import Kernel
@@ -41,5 +41,6 @@ def all_kernels(kv_type: str = "f16") -> Iterator[Kernel]:
     for panel in quantise.PANELS:
         yield from (quantise.quantise_kernel(block, panel) for block in blocks)
         yield from (matmul.linear_kernel(kind, panel) for kind in sorted(matmul.QUANTISED))
+    yield from experts.all_expert_kernels()
     for head_dim, group in ATTENTION_SHAPES:
         yield from attention_kernels(kv_type, head_dim, head_dim, group)

@@ -7,6 +7,7 @@ kernel, so that an expert's weights are read once. Both give the same bits as `l
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 from edgellm.backends.base import RouteSpec
 from edgellm.backends.cpu import matmul_args
 from edgellm.backends.cpu.jit import Kernel, inline, kernel
-from edgellm.backends.cpu.matmul import has_tile, linear_kernel, quantised, scratch_bytes
+from edgellm.backends.cpu.matmul import QUANTISED, has_tile, linear_kernel, quantised, scratch_bytes
 from edgellm.backends.cpu.matmul_args import BIAS, N_BLOCKS, N_TOKENS, ORDER, OUT, SUMS, WEIGHTS, D, Q
 from edgellm.backends.cpu.matmul_float import KERNELS, UNIT
 from edgellm.backends.cpu.quantise import Layout, quantise_ordered_kernel
@@ -38,11 +39,12 @@ from edgellm.backends.cpu.simd_pack import first_lane_f32x8
 from edgellm.backends.cpu.simd_wide import LANES
 from edgellm.backends.cpu.tape import Buf, Tape
 from edgellm.backends.cpu.vecmath import ZERO, arg, exp8, load_part, sigmoid8, store_part
-from edgellm.quants import QUANT_TABLE, QTensor
+from edgellm.quants import QUANT_TABLE, GGMLType, QTensor
 
-__all__ = ["record_combine", "record_expert_linear", "record_route"]
+__all__ = ["all_expert_kernels", "record_combine", "record_expert_linear", "record_route"]
 
 PANEL = 8
+SCORINGS = ("softmax", "softmax_topk", "sigmoid")
 LOWEST = np.float32(-3.4e38)
 
 
@@ -340,3 +342,16 @@ def record_combine(tape: Tape, x: Buf, weights: Buf) -> Buf:
     out = tape.new(n, m)
     tape.op(combine_rows, n, (x, weights, out, n_used, m), reads=[x, weights], writes=[out], scratch=64)
     return out
+
+
+def all_expert_kernels() -> Iterator[Kernel]:
+    """Every kernel of this file."""
+    for scoring in SCORINGS:
+        yield from (route_kernel(scoring, normalise) for normalise in (False, True))
+    yield from (group_by_expert, combine_rows)
+    yield from (float_pair_kernel(kind) for kind in KERNELS)
+    for block in (32, 256):
+        yield quantise_ordered_kernel(block, PANEL)
+    for kind in sorted(QUANTISED):
+        block = QUANT_TABLE[GGMLType[kind]].block_size
+        yield from (pair_kernel(kind, block), group_kernel(kind, block))

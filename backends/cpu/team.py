@@ -50,12 +50,13 @@ SPIN_IDLE = 2000  # pauses before an idle worker goes to sleep
 UNIT_MASK = (1 << 32) - 1
 
 
-def _no_twin(*args: int) -> None:
-    raise NotImplementedError("with JIT disabled a tape runs through Tape.run_plain")
+def _call(function: int, *args: int) -> None:
+    """Call a C function `void f(int64 ...)` by its address."""
+    ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(args))(function)(*args)
 
 
-call_kernel: Op = op("void(i64, i64, i64, i64, i64)", lambda e, f, *args: e.call_address(f, *args))(_no_twin)
-call_plain: Op = op("void(i64)", lambda e, f: e.call_address(f))(_no_twin)
+call_kernel: Op = op("void(i64, i64, i64, i64, i64)", lambda e, f, *args: e.call_address(f, *args))(_call)
+call_plain: Op = op("void(i64)", lambda e, f: e.call_address(f))(_call)
 
 
 @inline

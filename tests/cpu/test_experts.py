@@ -9,12 +9,18 @@ import numpy as np
 import pytest
 
 from edgellm.backends.base import RouteSpec
+from edgellm.backends.cpu import matmul_args
 from edgellm.backends.cpu.backend import CPUBackend
 from edgellm.backends.cpu.jit import jit_disabled
+from edgellm.backends.cpu.simd import view
 from edgellm.backends.reference import ReferenceBackend
+from edgellm.loader import open_gguf
+from edgellm.models.registry import load_model
 from edgellm.quants import GGMLType, QTensor
 from tests.cpu.support import Cache, constant, tensor
 from tests.cpu.test_matmul import product, weight
+from tests.support.models import Runner
+from tests.support.tiny import tiny_gguf
 
 pytestmark = [pytest.mark.kernel, pytest.mark.thorough]
 SEED = 5
@@ -98,3 +104,36 @@ def test_experts_of_experts(cpu, n):
 
     expected = run(ReferenceBackend(), x, op)
     assert np.abs(run(cpu, x, op) - expected).max() < 0.02 * np.abs(expected).max()
+
+
+def weight_bytes(tape: Any) -> int:
+    """Bytes of weights that the products of a one-token tape read, by their arguments: whole matrices, and of experts
+    one matrix for each pair on the tape."""
+    total = 0
+    for called, address, units in tape.calls():
+        a = [int(v) for v in view(address, np.int64, 24 if called.name.startswith("experts") else 7)]
+        if called.name.startswith("linear"):
+            total += a[matmul_args.ROW_BYTES // 8] * a[matmul_args.N_ROWS // 8]
+        elif called.name.startswith("matmul"):
+            total += a[5] * a[6] * (4 if called.name.endswith("f32") else 2)
+        elif called.name.startswith("experts"):
+            matrix, each = a[8:10] if called.name.endswith("16_pairs") else a[matmul_args.COUNT + 1 :][:2]
+            total += units // each * matrix
+    return total
+
+
+@pytest.mark.skipif(jit_disabled(), reason="counts the tape of compiled kernels")
+@pytest.mark.parametrize("quant", ["F16", "Q8_0"])
+def test_a_decode_step_reads_the_chosen_experts_and_what_all_share(cpu, tmp_path, quant):
+    path = tiny_gguf(tmp_path / "moe.gguf", "qwen2moe", n_experts=8, n_experts_used=2, quant=quant)
+    with open_gguf(path) as gguf:
+        run = Runner(load_model(gguf, cpu), cpu)
+        run.run([5, 6, 7])
+        run.run([8])
+        tape = list(cpu._tapes.values())[-1]
+        matrices = {name: t for name, t in gguf.tensors.items() if len(t.shape) > 1}
+        experts = sum(t.nbytes for name, t in matrices.items() if "_exps." in name)
+        shared = sum(t.nbytes for name, t in matrices.items() if "_exps." not in name)
+        assert experts > shared / 4  # or the count below would show little
+        # The embedding is the output head too, read once.
+        assert weight_bytes(tape) == experts * 2 // 8 + shared
