@@ -36,6 +36,7 @@ _CLASSES = {
     "nomic-bert": "nomic_bert.NomicBert",
     "olmo2": "olmo2.Olmo2",
     "olmoe": "olmoe.OLMoE",
+    "phi2": "phi2.Phi2",
     "phi3": "phi3.Phi3",
     "qwen2": "qwen2.Qwen2",
     "qwen2moe": "qwen2moe.Qwen2MoE",

@@ -240,6 +240,13 @@ CASES = [
         norm_plus_one=True,
     ),
     Case(
+        "phi2",
+        "phi2",
+        "Phi",
+        {"partial_rotary_factor": 0.5, "num_key_value_heads": 4, "intermediate_size": 256},
+        {"rope.dimension_count": 8},
+    ),
+    Case(
         "phi3",
         "phi3",
         "Phi3",

@@ -37,7 +37,8 @@ def random_weights(model: torch.nn.Module, case: Case) -> None:
         is_norm = "norm" in name.rsplit(".", 2)[-2] or ".norms." in name
         if is_norm and name.endswith("weight"):
             values = (0 if case.norm_plus_one else 1) + 0.25 * values
-            if re.fullmatch(r"(model\.)?norm\.weight", name):  # or a tied model would just repeat its input
+            # or a tied model would just repeat its input
+            if re.fullmatch(r"(model\.)?(norm|final_layernorm)\.weight", name):
                 sign = rng.choice([-1.0, 1.0], values.shape)
                 values = sign * (1 + values) - 1 if case.norm_plus_one else sign * values
         elif name.endswith(("bias", "_bias")):
@@ -211,7 +212,8 @@ def widen(model: Any, case: Case) -> None:
     """Scale the final norm until the logits have a standard deviation near 3, so that greedy choices have margins."""
     ids = torch.arange(1, LENGTHS[2])[None]
     factor = 3 / model(ids, use_cache=False).logits.std()
-    weight, one = model.model.norm.weight, 1.0 if case.norm_plus_one else 0.0
+    norm = getattr(model.model, "norm", None) or model.model.final_layernorm
+    weight, one = norm.weight, 1.0 if case.norm_plus_one else 0.0
     weight.copy_((weight + one) * factor - one)
 
 
