@@ -23,7 +23,7 @@ from edgellm.engine.engine import Engine
 from edgellm.engine.lookup import PromptLookup
 from edgellm.engine.model_runner import ModelRunner
 from edgellm.engine.prompt_cache import PromptCache
-from edgellm.engine.speculate import DEPTH, Speculator
+from edgellm.engine.speculate import DEPTH, Speculator, split_draft
 from edgellm.engine.swap import SwapFile
 from edgellm.errors import RequestError
 from edgellm.loader import GGUFFile, open_gguf
@@ -45,7 +45,7 @@ from edgellm.pairing import check_pair, compare_files
 from edgellm.placement import device_budget, model_bytes
 from edgellm.tokenizer import Tokenizer, from_metadata
 
-__all__ = ["ModelFile", "Opened", "Settings", "open_engine", "split_draft"]
+__all__ = ["ModelFile", "Opened", "Settings", "open_engine"]
 
 log = logging.getLogger(__name__)
 
@@ -200,11 +200,6 @@ def _draft_kinds(draft: str | None) -> tuple[bool, str | None]:
     if len(models) > 1:
         raise RequestError(f"one draft model at most, not {len(models)}: {', '.join(models)}")
     return "lookup" in parts, models[0] if models else None
-
-
-def split_draft(draft: str) -> list[str]:
-    """The parts of a `--draft` value; a file's name may hold a comma itself."""
-    return [draft] if os.path.exists(draft) else [part for part in draft.split(",") if part]
 
 
 def _runner(file: ModelFile, backend: Backend, pools: PoolSizes, config: EngineConfig) -> ModelRunner:

@@ -63,7 +63,7 @@ def open_llm(
     path = model_path(name)
     given = flags.given()
     if flags.draft is not None:
-        from edgellm.opening import split_draft
+        from edgellm.engine.speculate import split_draft
 
         parts = split_draft(flags.draft)
         given["draft"] = ",".join(part if part == "lookup" else str(model_path(part)) for part in parts)

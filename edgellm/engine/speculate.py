@@ -8,6 +8,7 @@ the request's own random numbers and keeps a guess only where it is equal. The d
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import defaultdict
 from collections.abc import Container, Sequence
@@ -22,7 +23,7 @@ from edgellm.engine.lookup import PromptLookup
 from edgellm.engine.model_runner import Runner
 from edgellm.engine.tally import Tally
 
-__all__ = ["DEPTH", "Speculator"]
+__all__ = ["DEPTH", "Speculator", "split_draft"]
 
 log = logging.getLogger(__name__)
 
@@ -231,6 +232,11 @@ class Speculator:
         if key not in self._rates:
             self._rates[key] = Acceptance(self._prior[source].rate)
         return self._rates[key]
+
+
+def split_draft(draft: str) -> list[str]:
+    """The parts of a `--draft` value; a file's name may hold a comma itself."""
+    return [draft] if os.path.exists(draft) else [part for part in draft.split(",") if part]
 
 
 class _Account:
