@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # `load_model` imports the forward code when it is called; the planner never calls it (test below).
     "edgellm.models.registry": {*L0, *PLAIN_MODELS, "edgellm.models"},
     "edgellm.memory": {*L0, "edgellm.models.config"},
-    "edgellm.models": {*L0, *PLAIN_MODELS, "edgellm.backends.base"},
+    "edgellm.models": {*L0, *PLAIN_MODELS, "edgellm.backends.base", "edgellm.backends.dequant"},
     **{part: {*L0, *PLAIN_MODELS, *SCHEDULING, "edgellm.memory"} for part in SCHEDULING},
     "edgellm.engine.model_runner": {*L0, *PLAIN_MODELS, *ENGINE, "edgellm.backends.base"},
     "edgellm.engine": {*LOWER, *PLAIN_MODELS, *ENGINE, "edgellm.backends", "edgellm.backends.base"},
