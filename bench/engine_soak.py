@@ -48,7 +48,9 @@ def main() -> None:
             stream.result()
         third = args.minutes * 20
         parts = [statistics.median(mb for at, mb in samples if third * i <= at < third * (i + 1)) for i in (1, 2)]
-        report("engine_soak", model=args.model, refused=refused, requests=llm.stats()["requests"], mb=parts)
+        course = [round(samples[len(samples) * i // 10][1]) for i in range(10)]
+        requests = llm.stats()["requests"]
+        report("engine_soak", model=args.model, refused=refused, requests=requests, mb=parts, course_mb=course)
         report("engine_soak_growth", ratio=parts[1] / parts[0])
 
 
