@@ -129,7 +129,7 @@ class CPUBackend(Backend):
             raise RuntimeError("ops of the CPU backend run inside execute()")
         return self._recording
 
-    # The ops.
+    # The ops: base.py says what each computes.
     def embed(self, table: CPUWeight, ids: npt.NDArray[np.int32]) -> Buf:
         return record_embed(self._tape, table.tensor, ids)
 

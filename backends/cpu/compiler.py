@@ -120,6 +120,7 @@ class _FrontEnd:
         self.open: list[_Unit] = []
 
     def compile(self, function: Callable[..., Any], args: tuple[types.Type, ...], result: types.Type | None) -> _Unit:
+        """IR of a function for these argument types, with that of the helpers it calls."""
         unit = _Unit()
         namespace = {name: self.form(value) for name, value in namespace_of(function).items()}
         plain = unrolled(function, namespace)
