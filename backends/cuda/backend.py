@@ -184,8 +184,8 @@ class CUDABackend(Backend):
             self._half_linear(x, weight, y)
         elif weight.kind in DENSE:
             rows = min(m, dense.DENSE_ROWS)
-            kernel, grid = _dense_kernel(DENSE[weight.kind], rows, k % 8 == 0), _blocks(n, 4) * _blocks(m, rows)
-            kernel[grid, THREADS](weight.data, self._no_ids, 1, x.data.view(np.uint8), y.data, m, n, k)
+            kernel, n_blocks = _dense_kernel(DENSE[weight.kind], rows, k % 8 == 0), _blocks(n, 4) * _blocks(m, rows)
+            kernel[n_blocks, THREADS](weight.data, self._no_ids, 1, x.data.view(np.uint8), y.data, m, n, k)
         elif m <= FEW_ROWS:
             kernel = _matmul_kernel("matvec", weight.kind, m)
             kernel[_blocks(n, mm.WARPS), 32 * mm.WARPS](weight.data, *self._int8(x), y.data, n, k)

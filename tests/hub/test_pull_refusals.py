@@ -1,0 +1,54 @@
+"""What a hub or a registry refuses, and what is refused before one is asked: the words a user reads."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgellm.errors import EdgeLLMError, ModelNotFound, PullError, RequestError, UnsupportedModel
+from edgellm.hub.pull import PullOptions, pull
+from edgellm.hub.store import Store
+from tests.support.origin import Origin, Reply
+
+QUICK = PullOptions(insecure=True, retry_s=0.01, stall_s=5.0)
+
+
+def test_errors_of_the_hub(origin: Origin, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", origin.url)
+    answers = {
+        "u/gated": Reply(403, headers={"X-Error-Code": "GatedRepo"}),
+        "u/none": Reply(401, headers={"X-Error-Code": "RepoNotFound"}),
+        "u/busy": Reply(429, b'{"error":"rate limit"}'),
+        "u/odd": Reply(200, b"<html>"),
+    }
+    origin.handle(lambda r: next((a for name, a in answers.items() if name in r.path), None))
+    for name, words in {"gated": "gated: open .* HF_TOKEN", "none": "private", "busy": "limits", "odd": "JSON"}.items():
+        with pytest.raises(PullError, match=words):
+            pull(f"hf.co/u/{name}", store, QUICK)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(PullError, match="HF_HUB_OFFLINE"):
+        pull("hf.co/u/r", store, QUICK)
+
+
+def test_errors_of_a_registry(origin: Origin, store: Store) -> None:
+    with pytest.raises(PullError, match="pull model manifest: file does not exist"):
+        pull(f"http://127.0.0.1:{origin.port}/library/none", store, QUICK)
+    with pytest.raises(RequestError, match="--insecure"):
+        pull(f"http://127.0.0.1:{origin.port}/library/none", store)
+    with pytest.raises(RequestError, match="--insecure"):
+        pull("http://example.com/x.gguf", store)
+    with pytest.raises(PullError, match=r"cannot reach 127\.0\.0\.1:9: "):
+        pull("http://127.0.0.1:9/library/none", store, QUICK)
+    with pytest.raises(RequestError, match="runs where it lies"):
+        pull("/tmp/x.gguf", store)
+    with pytest.raises(ModelNotFound, match="Ollama's servers"):
+        pull("gpt-oss:120b-cloud", store)
+    origin.handle(lambda r: Reply(200, b'{"layers": []}') if "empty" in r.path else None)
+    with pytest.raises(UnsupportedModel):
+        pull(f"http://127.0.0.1:{origin.port}/library/empty", store, QUICK)
+
+
+def test_every_error_is_one_line(origin: Origin, store: Store) -> None:
+    origin.handle(lambda r: Reply(418, b"a\nb\x1b[31m\n" * 50))
+    with pytest.raises(EdgeLLMError) as caught:
+        pull(f"http://127.0.0.1:{origin.port}/library/m", store, QUICK)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 300
