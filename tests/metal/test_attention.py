@@ -88,8 +88,8 @@ def test_ops_equal_the_reference(case: str, small: bool, monkeypatch: pytest.Mon
 
 
 @NEEDS_SHIM
-@pytest.mark.parametrize("mode", ["plain", "trace"])
-@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("mode", [pytest.param("plain", marks=pytest.mark.thorough), "trace"])
+@pytest.mark.parametrize("kv_type", [pytest.param("f32", marks=pytest.mark.thorough), "f16", "q8_0"])
 @pytest.mark.parametrize(
     ("dim", "group", "settings"),
     [(64, 3, {}), (96, 2, {"window": 37, "softcap": 20.0}), (32, 2, {"sinks": True}), (160, 8, {"window": 400})],

@@ -70,7 +70,7 @@ def test_staggered_with_neighbours_that_leave(shared: LLM, alone: list[Completio
     assert_close([stream.result() for stream in streams], alone)
 
 
-@pytest.mark.parametrize("chunk", [7, 64])
+@pytest.mark.parametrize("chunk", [7, pytest.param(64, marks=pytest.mark.thorough)])
 def test_in_chunks(path: Path, alone: list[Completion], chunk: int) -> None:
     with opened(path, max_batch_tokens=chunk, prefix_sharing=False) as llm:
         assert_close(llm.generate(prompts()[:4], GREEDY), alone[:4])
@@ -89,7 +89,7 @@ def test_with_another_cache_type(path: Path, kv_type: str) -> None:
         assert_close(llm.generate(prompts()[:4], GREEDY), one_by_one)
 
 
-@pytest.mark.parametrize("swap_space", [0, 1 << 24])
+@pytest.mark.parametrize("swap_space", [pytest.param(0, marks=pytest.mark.thorough), 1 << 24])
 def test_after_preemption(path: Path, swap_space: int) -> None:
     asked = [p[:60] for p in prompts() if len(p) >= 60]
     params = SamplingParams(max_tokens=50, temperature=0, logprobs=2, ignore_eos=True)

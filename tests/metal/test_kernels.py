@@ -89,6 +89,7 @@ def test_activations_beyond_half_survive_a_prompt() -> None:
     assert nmse(np.array(y), x @ dequantized(raw, GGMLType.Q4_K).T) < 1e-6
 
 
+@pytest.mark.thorough
 def test_a_prompt_in_pieces_and_by_eights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights dequantised some rows at a time, and the several launches that a device may find faster."""
     rng = np.random.default_rng(SEED)

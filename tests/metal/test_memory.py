@@ -138,6 +138,7 @@ def test_loading_peaks_at_the_file_and_one_tensor(large: Path) -> None:
     assert peak < size + largest + 30 * MIB
 
 
+@pytest.mark.thorough
 def test_partial_runs_what_is_refused_otherwise(large: Path, caplog: pytest.LogCaptureFixture) -> None:
     params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
     with LLM(large, backend="metal", ctx=64) as llm:
