@@ -97,7 +97,7 @@ def crossing(path: Path) -> dict[tuple[int, ...], list[int]]:
         return {tuple(prompt): llm.generate([prompt], params)[0].ids for prompt in asked}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [k if k == "alternating" else pytest.param(k, marks=pytest.mark.slow) for k in KINDS])
 def test_any_drafter(path: Path, crossing: dict[tuple[int, ...], list[int]], kind: str) -> None:
     """Right, wrong, alternating and random guesses: alone, in a batch of 8, with aborts, with preemption."""
 

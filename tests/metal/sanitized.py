@@ -1,5 +1,6 @@
 """Every kernel under AddressSanitizer and UBSan: `test_sanitizers.py` starts this in a process of its own, because the
-sanitizer must be loaded before Python. Prints one line per case; with `--planted` it reads past a buffer's end."""
+sanitizer must be loaded before Python. Arguments: types, none for all. Prints one line per case; with `--planted` it
+reads past a buffer's end."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def main() -> None:
     if "--planted" in sys.argv:
         planted(made)
         return
-    for kind in sorted(KERNEL_TYPES):
+    for kind in [GGMLType[name] for name in sys.argv[1:]] or sorted(KERNEL_TYPES):
         products(kind, made)
         print("ok", kind.name)
     for kv_type in ("f32", "f16", "q8_0"):

@@ -1,5 +1,8 @@
 """Real models on the Metal backend's plain ops: logits of the reference backend, exact path (f32 cache); the engine's
-batches, prefix hits, chunks and drafts; and the one line that says what runs."""
+batches, prefix hits, chunks and drafts; and the one line that says what runs.
+
+Minutes on plain ops, so .ci/run does SmolLM2's logits only; all of it: `pytest -m real tests/metal/test_real.py`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def prompts() -> list[list[int]]:
     return [[rng.randrange(1000, 30000) for _ in range(n)] for n in LENGTHS]
 
 
-@pytest.fixture(scope="module", params=sorted(CASES))
+@pytest.fixture(scope="module", params=[pytest.param("gemma3-270m.gguf", marks=pytest.mark.slow), "smollm2.gguf"])
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -73,6 +76,7 @@ def test_logprobs_agree_with_llama_cpp(name: str, metal: LLM) -> None:
     assert found.median < 0.1
 
 
+@pytest.mark.slow
 def test_in_a_batch_and_after_prefix_hits(metal: LLM, alone: list[Completion]) -> None:
     assert_close(metal.generate(prompts(), GREEDY), alone)
     again = metal.generate(prompts(), GREEDY)
@@ -80,11 +84,13 @@ def test_in_a_batch_and_after_prefix_hits(metal: LLM, alone: list[Completion]) -
     assert_close(again, alone)
 
 
+@pytest.mark.slow
 def test_in_chunks(name: str, alone: list[Completion]) -> None:
     with opened(name, max_batch_tokens=16, prefix_sharing=False) as llm:
         assert_close(llm.generate(prompts(), GREEDY), alone)
 
 
+@pytest.mark.slow
 def test_with_drafts(name: str, alone: list[Completion]) -> None:
     with opened(name, draft="lookup") as llm:
         assert_close(llm.generate(prompts(), GREEDY), alone)
