@@ -33,7 +33,7 @@ class Product:
     def __init__(self, kind: str, data: np.ndarray[Any, np.dtype[np.uint8]], k: int, n: int, threads: int):
         info = QUANT_TABLE[GGMLType[kind]]
         self.m, self.threads = len(data), threads
-        self.layout = Layout(info.block_size, panel_of(n), n, k)
+        self.layout = Layout(info.block_size, panel_of(n, info.block_size), n, k)
         x = np.random.default_rng(0).standard_normal((n, k)).astype(np.float32)
         self.form, self.out = np.zeros(self.layout.nbytes, np.uint8), np.zeros((n, self.m), np.float32)
         q, sums, d = self.layout.addresses(self.form.ctypes.data)
@@ -46,7 +46,7 @@ class Product:
         places = (data.ctypes.data, data.shape[1], self.m, self.layout.n_blocks, q, sums, d, n, self.layout.n_panels)
         self.args = np.array((*places, self.out.ctypes.data, 4 * self.m, 0, 0), np.int64)
         self.scratch = np.zeros((threads, scratch_bytes(kind, self.layout) + 64), np.uint8)
-        self.call = LIBRARY.function(linear_kernel(kind, self.layout.panel))
+        self.call = LIBRARY.function(linear_kernel(kind, self.layout.panel, n > 1))
         self.keep = x, data
 
     def run(self, pool: ThreadPoolExecutor) -> None:

@@ -7,6 +7,7 @@ computed). Weights stay in the file's own bytes; x is quantised once and the res
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -20,12 +21,12 @@ from edgellm.backends.cpu import (
     matmul_unpack_k,
 )
 from edgellm.backends.cpu.jit import Kernel
-from edgellm.backends.cpu.quantise import Layout, panel_of, quantise_kernel
+from edgellm.backends.cpu.quantise import PANELS, Layout, panel_of, quantise_kernel
 from edgellm.backends.cpu.simd_wide import LANES
 from edgellm.backends.cpu.tape import Buf, Tape
 from edgellm.quants import QUANT_TABLE, GGMLType
 
-__all__ = ["QUANTISED", "has_tile", "linear_kernel", "quantised", "record_matmul", "scratch_bytes"]
+__all__ = ["QUANTISED", "linear_kernel", "quantised", "record_matmul", "scratch_bytes", "tile_kernels"]
 
 K_FORMATS = {form.name.upper(): form for form in matmul_unpack_k.FORMATS}
 FORMATS_32 = {form.name.upper(): form for form in matmul_32.FORMATS}
@@ -34,28 +35,29 @@ QUANTISED = frozenset(K_FORMATS) | frozenset(FORMATS_32)
 
 
 @cache
-def linear_kernel(kind: str, panel: int) -> Kernel:
-    """The kernel for a type and a panel width (1: the row kernel)."""
+def linear_kernel(kind: str, panel: int, tile: bool) -> Kernel:
+    """The kernel for a type and a panel width: the tile kernel or (panel 1) the row kernel."""
     if kind in K_FORMATS:
         form = K_FORMATS[kind]
-        return (
-            matmul_row_k.row_kernel(form.name, form.type_size) if panel == 1 else matmul_tile_k.tile_kernel(form, panel)
-        )
+        return matmul_tile_k.tile_kernel(form, panel) if tile else matmul_row_k.row_kernel(form.name, form.type_size)
     form_32 = FORMATS_32[kind]
-    return matmul_row_32.row_kernel(form_32) if panel == 1 else matmul_tile_32.tile_kernel(form_32, panel)
+    return matmul_tile_32.tile_kernel(form_32, panel) if tile else matmul_row_32.row_kernel(form_32)
 
 
-def has_tile(m: int, n_blocks: int, block: int) -> bool:
-    """Whether a weight is big enough for the tile kernels: LANES rows; eight blocks a row where blocks are small."""
-    return m >= LANES and (block == 256 or n_blocks >= 8)
+def tile_kernels() -> Iterator[Kernel]:
+    """All tile kernels that `record_matmul` may use."""
+    for kind in sorted(QUANTISED):
+        panels = PANELS[256][1:] if kind in K_FORMATS else PANELS[32]
+        yield from (linear_kernel(kind, panel, True) for panel in panels)
 
 
 def scratch_bytes(kind: str, layout: Layout) -> int:
-    """Scratch that each thread needs for `linear_kernel`."""
+    """Scratch that each thread needs for any `linear_kernel` of that panel width."""
+    if kind in FORMATS_32:
+        return max(matmul_tile_32.TILE_BYTES, matmul_row.row_scratch(layout.n_blocks))
     if layout.panel == 1:
         return matmul_row.row_scratch(layout.n_blocks)
-    tile = matmul_tile_k.TILE_BYTES if kind in K_FORMATS else matmul_32.TILE_BYTES
-    return tile + layout.n_panels * layout.panel * 4 * LANES
+    return matmul_tile_k.TILE_BYTES + layout.n_panels * layout.panel * 4 * LANES
 
 
 def quantised(tape: Tape, x: Buf, k: int, block: int, panel: int) -> tuple[Layout, Buf]:
@@ -78,7 +80,8 @@ def record_matmul(tape: Tape, x: Buf, kind: GGMLType, weight: int, bias: Any, ou
     """Append x (n, k) @ w (m, k)^T + bias (float32 array or None) to the tape. `weight`: address of the rows."""
     (n, k), m = x.shape, out.shape[1]
     info = QUANT_TABLE[kind]
-    panel = panel_of(n) if has_tile(m, k // info.block_size, info.block_size) else 1
+    tile = n > 1 and m >= LANES
+    panel = panel_of(n, info.block_size) if tile else 1
     layout, form = quantised(tape, x, k, info.block_size, panel)
     args = (
         *(weight, layout.n_blocks * info.type_size, m, layout.n_blocks),
@@ -87,4 +90,4 @@ def record_matmul(tape: Tape, x: Buf, kind: GGMLType, weight: int, bias: Any, ou
     )
     units = -(-m // LANES)
     scratch = scratch_bytes(kind.name, layout)
-    tape.op(linear_kernel(kind.name, panel), units, args, [form], [out], 0, scratch)
+    tape.op(linear_kernel(kind.name, panel, tile), units, args, [form], [out], 0, scratch)

@@ -1,4 +1,4 @@
-"""Types with blocks of 32 weights: where things lie in a block, and how codes are unpacked for rows and for tiles.
+"""Types with blocks of 32 weights: where things lie in a block, and how codes are unpacked.
 
 Per block: codes c (0..31, or signed bytes), scale d, sometimes a minimum m. With activations q, their sum and scale dx:
 
@@ -13,33 +13,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from edgellm.backends.cpu.jit import Inline, inline
-from edgellm.backends.cpu.simd import Vector, bit_and, bit_or, bit_xor, load_i8x32, mul, shift_left, store, unroll
-from edgellm.backends.cpu.simd_pack import (
-    exponents_to_floats,
-    funnel,
-    load_bits,
-    load_nibbles,
-    lookup,
-    shifted,
-    transpose_half,
-    transpose_words,
-)
-from edgellm.backends.cpu.simd_wide import (
-    LANES,
-    WIDE_OFFSET,
-    ints_as_bytes,
-    load_ints,
-    low_halves_to_floats,
-    splat_ints,
-)
-
-VECTOR = 4 * LANES
-D_TILE, MIN_TILE = 8 * VECTOR, 9 * VECTOR
-BLOCK_TILE = 10 * VECTOR
-"""One unpacked block: codes [8][LANES][4], then d and m, float32 [LANES]."""
-WORDS = 8 * BLOCK_TILE
-TILE_BYTES = WORDS + 72 * VECTOR
-"""Eight unpacked blocks, and their raw words, [up to 69][LANES]."""
+from edgellm.backends.cpu.simd import Vector, bit_and, bit_or, load_i8x32, mul, shift_left
+from edgellm.backends.cpu.simd_pack import load_bits, load_nibbles, lookup
+from edgellm.backends.cpu.simd_wide import splat_ints
 
 
 @dataclass(frozen=True)
@@ -89,61 +65,6 @@ def fifth_bits(bits: Vector) -> Vector:
     """Bits 0..3 of each word, as 16 or 0 in its bytes 0..3: three copies 7 places apart, then one bit of each byte."""
     copies = mul(bit_and(bits, splat_ints(15)), splat_ints(0x00204081))
     return shift_left(bit_and(copies, splat_ints(0x01010101)), 4)
-
-
-@cache
-def unpacker(form: Format32) -> Inline:
-    """(first of eight blocks in the first of LANES rows, bytes between rows, tile): unpacks the eight blocks."""
-    size, at, fifth_at, table, is_bytes = form.type_size, form.at, form.fifth_at, bool(form.table), form.name == "q8_0"
-    minimum, exponent, nbytes = form.minimum, form.exponent, 8 * form.type_size
-    values = lookup(form.table or "iq4", 4 * LANES, WIDE_OFFSET if form.sums == 0 else form.offset)
-
-    def unpack(source: int, stride: int, tile: int) -> None:
-        for piece in range(nbytes // 32):
-            transpose_words(source + 32 * piece, stride, tile + WORDS + 8 * piece * VECTOR)
-        if nbytes % 32 != 0:
-            transpose_half(source + nbytes - 16, stride, tile + WORDS + (nbytes // 4 - 4) * VECTOR)
-        low = splat_ints(0x0F0F0F0F)
-        # Four blocks are a whole number of words in every type.
-        for half in range(2):
-            words = tile + WORDS + half * (size * VECTOR)
-            for i in unroll(4):
-                block = tile + (4 * half + i) * BLOCK_TILE
-                a = words + i * size // 4 * VECTOR
-                header = funnel(load_ints(a), load_ints(a + VECTOR), i * size % 4)
-                if exponent:
-                    store(block + D_TILE, exponents_to_floats(bit_and(header, splat_ints(0xFF))))
-                else:
-                    store(block + D_TILE, low_halves_to_floats(header))
-                if minimum:
-                    store(block + MIN_TILE, low_halves_to_floats(shifted(header, -16)))
-                if fifth_at > 0:
-                    a = words + (i * size + fifth_at) // 4 * VECTOR
-                    bits = funnel(load_ints(a), load_ints(a + VECTOR), (i * size + fifth_at) % 4)
-                if is_bytes:
-                    for k in unroll(8):
-                        a = words + (i * size + at + 4 * k) // 4 * VECTOR
-                        x = funnel(load_ints(a), load_ints(a + VECTOR), (i * size + at) % 4)
-                        if WIDE_OFFSET:
-                            x = bit_xor(x, splat_ints(0x80808080))
-                        store(block + k * VECTOR, x)
-                else:
-                    for k in unroll(4):
-                        a = words + (i * size + at + 4 * k) // 4 * VECTOR
-                        x = funnel(load_ints(a), load_ints(a + VECTOR), (i * size + at) % 4)
-                        c = bit_and(x, low)
-                        d = bit_and(shifted(x, -4), low)
-                        if fifth_at > 0:
-                            c = bit_or(c, fifth_bits(shifted(bits, -4 * k)))
-                            d = bit_or(d, fifth_bits(shifted(bits, -4 * k - 16)))
-                        if table:
-                            store(block + k * VECTOR, values(ints_as_bytes(c)))
-                            store(block + (4 + k) * VECTOR, values(ints_as_bytes(d)))
-                        else:
-                            store(block + k * VECTOR, c)
-                            store(block + (4 + k) * VECTOR, d)
-
-    return inline(unpack)
 
 
 Q4_0 = Format32("q4_0", 18, at=2, sums=8, offset=8)

@@ -1,14 +1,15 @@
-"""Types with blocks of 32 weights times two or more tokens: eight blocks of LANES rows at a time become an L1 tile.
+"""Types with blocks of 32 weights times two or more tokens: one block of LANES rows at a time, used for all tokens.
 
-Numbers and their order are in matmul_32.py.
+A block's 16 bytes of codes of LANES rows come as four vectors; zipped together, lane r of a vector holds four codes of
+row r. They stay in registers while the tokens take their turns. Numbers and their order are in matmul_32.py.
 """
 
 from __future__ import annotations
 
 from functools import cache
 
-from edgellm.backends.cpu.jit import Kernel, kernel
-from edgellm.backends.cpu.matmul_32 import BLOCK_TILE, D_TILE, MIN_TILE, TILE_BYTES, VECTOR, Format32, unpacker
+from edgellm.backends.cpu.jit import Kernel, inline, kernel
+from edgellm.backends.cpu.matmul_32 import Format32, fifth_bits
 from edgellm.backends.cpu.matmul_args import (
     ALL_PANELS,
     BIAS,
@@ -24,16 +25,19 @@ from edgellm.backends.cpu.matmul_args import (
     D,
     Q,
 )
-from edgellm.backends.cpu.matmul_tile_k import TOKENS_AT_ONCE
 from edgellm.backends.cpu.simd import (
+    Vector,
     add,
+    bit_and,
+    bit_or,
+    bit_xor,
     fma,
     load_i32,
     load_i64,
     mul,
     mul_pairs_i16,
     mul_pairs_u8,
-    prefetch,
+    prefetch_far,
     registers,
     splat_i16x16,
     store,
@@ -41,6 +45,17 @@ from edgellm.backends.cpu.simd import (
     unroll,
 )
 from edgellm.backends.cpu.simd_dot import dot_unsigned, dot_wide
+from edgellm.backends.cpu.simd_pack import (
+    exponents_to_floats,
+    funnel,
+    load_rows_of_four,
+    lookup,
+    shifted,
+    zip_high,
+    zip_high_pairs,
+    zip_low,
+    zip_low_pairs,
+)
 from edgellm.backends.cpu.simd_wide import (
     HAS_DOT,
     LANES,
@@ -48,102 +63,119 @@ from edgellm.backends.cpu.simd_wide import (
     broadcast_bytes,
     broadcast_floats,
     broadcast_ints,
+    ints_as_bytes,
     ints_to_floats,
-    load_bytes,
     load_floats,
+    low_halves_to_floats,
     splat_floats,
     splat_ints,
 )
 
+VECTOR = 4 * LANES
+TOKENS_AT_ONCE = 128
+"""Tokens whose sums, and whose part of x for one block, stay in the first-level cache."""
+TILE_BYTES = TOKENS_AT_ONCE * VECTOR
+"""Scratch: those sums, float32 [token][LANES]."""
+
 
 @cache
 def tile_kernel(form: Format32, panel: int) -> Kernel:
-    """Kernel over units of LANES rows of at least eight blocks; args as in matmul_args.py."""
-    unpack, type_size, wide, minimum = unpacker(form), form.type_size, form.sums == 0, form.minimum
-    offset = WIDE_OFFSET if wide else form.offset
-    sums_16 = form.sums
-    block = min(panel, TOKENS_AT_ONCE)
-    dot = dot_wide if wide else dot_unsigned
-    by_dots = HAS_DOT or wide
-    # As in matmul_tile_k.py: lines of the next rows to ask for, before a block is unpacked and while it is used.
-    lines_first = LANES * type_size // 128
-    lines_each = -(-LANES * type_size // 64) - lines_first
+    """Kernel over units of LANES rows (n_rows at least that many); args as in matmul_args.py."""
+    type_size, at, fifth_at, table = form.type_size, form.at, form.fifth_at, bool(form.table)
+    signed, minimum, exponent, sums_16 = form.sums == 0, form.minimum, form.exponent, form.sums
+    offset = WIDE_OFFSET if signed else form.offset
+    values, is_bytes = lookup(form.table or "iq4", VECTOR, offset), form.name == "q8_0"
+    halves, flip = (2 if is_bytes else 1), (0x80808080 if WIDE_OFFSET else 0)
+    dot, by_dots = (dot_wide if signed else dot_unsigned), HAS_DOT or signed
+    lines, run = -(-LANES * type_size // 64), (TOKENS_AT_ONCE if panel == 1 else panel)
+
+    @inline
+    def scales(head: Vector) -> Vector:
+        if exponent:
+            return exponents_to_floats(bit_and(head, splat_ints(0xFF)))
+        else:
+            return low_halves_to_floats(head)
 
     def tile(args: int, begin: int, end: int, scratch: int) -> None:
         row_bytes, n_rows, n_blocks = load_i64(args + ROW_BYTES), load_i64(args + N_ROWS), load_i64(args + N_BLOCKS)
-        n_tokens, width = load_i64(args + N_TOKENS), load_i64(args + ALL_PANELS) * panel
-        n_panels, order = (n_tokens + panel - 1) // panel, load_i64(args + ORDER)
-        partial = scratch + TILE_BYTES
-        for unit in range(begin, end):
+        n_tokens, order, low = load_i64(args + N_TOKENS), load_i64(args + ORDER), splat_ints(0x0F0F0F0F)
+        # Bytes of x from one token to the next, of its sums and scales too. Panels of one token are one long run here.
+        x_step, step = (32 * n_blocks, 4 * n_blocks) if panel == 1 else (4, 4)
+        parts = (n_tokens + TOKENS_AT_ONCE - 1) // TOKENS_AT_ONCE
+        for work in range(begin * parts, end * parts):
+            unit, first = work // parts, work % parts * TOKENS_AT_ONCE
+            last = first + TOKENS_AT_ONCE if first + TOKENS_AT_ONCE < n_tokens else n_tokens
             row = unit * LANES if unit * LANES + LANES <= n_rows else n_rows - LANES
-            weights = load_i64(args + WEIGHTS) + row * row_bytes
-            for token in range(n_panels * panel):
-                store(partial + token * VECTOR, splat_floats(0.0))
-            for b in range(0, n_blocks, 8):
-                some = n_blocks - b if n_blocks - b < 8 else 8
-                ahead = weights + LANES * row_bytes + b * (LANES * type_size)
-                for line in range(some * lines_first):
-                    prefetch(ahead + 64 * line)
-                ahead += some * (64 * lines_first)
-                # A short last piece is read with blocks before it, so that nothing behind the row is touched.
-                unpack(weights + (b + some - 8) * type_size, row_bytes, scratch)
-                for part in range(n_panels * (panel // block)):
-                    first = part // (panel // block) * panel + part % (panel // block) * block
-                    x = load_i64(args + Q) + (b * width + first // panel * panel) * 32 + 4 * (first % panel)
-                    sums = load_i64(args + SUMS) + 4 * (b * width + first)
-                    d = load_i64(args + D) + 4 * (b * width + first)
-                    y = registers(block)
-                    dots = registers(block)
-                    low = registers(block)
-                    for t in unroll(block):
-                        y[t] = load_floats(partial + (first + t) * VECTOR)
-                    for i in range(some):
-                        slot = scratch + (8 - some + i) * BLOCK_TILE
-                        if part == 0:
-                            for line in unroll(lines_each):
-                                prefetch(ahead + 64 * line)
-                            ahead += 64 * lines_each
-                        if by_dots:
-                            for t in unroll(block):
-                                dots[t] = splat_ints(0)
-                            for k in range(8):
-                                w = load_bytes(slot + k * VECTOR)
-                                for t in unroll(block):
-                                    dots[t] = dot(dots[t], w, broadcast_bytes(x + 4 * (k * panel + t)))
+            p = load_i64(args + WEIGHTS) + row * row_bytes
+            ahead = p + LANES * row_bytes
+            for token in range(last - first):
+                store(scratch + token * VECTOR, splat_floats(0.0))
+            for b in range(n_blocks):
+                if first == 0:
+                    for line in unroll(lines):
+                        prefetch_far(ahead + 64 * line)
+                    ahead += LANES * type_size
+                v, u, w = registers(4), registers(4), registers(8)
+                for j in unroll(4):
+                    v[j] = load_rows_of_four(p + j * row_bytes, 4 * row_bytes)
+                u[0], u[1] = zip_low(v[0], v[1]), zip_low(v[2], v[3])
+                head, second = zip_low_pairs(u[0], u[1]), zip_high_pairs(u[0], u[1])
+                d = scales(head)
+                if minimum:
+                    m = low_halves_to_floats(shifted(head, -16))
+                for half in unroll(halves):
+                    for j in unroll(4):
+                        v[j] = load_rows_of_four(p + (at + 16 * half) + j * row_bytes, 4 * row_bytes)
+                    for j in unroll(2):
+                        u[j], u[2 + j] = zip_low(v[2 * j], v[2 * j + 1]), zip_high(v[2 * j], v[2 * j + 1])
+                    for j in unroll(2):
+                        v[2 * j] = zip_low_pairs(u[2 * j], u[2 * j + 1])
+                        v[2 * j + 1] = zip_high_pairs(u[2 * j], u[2 * j + 1])
+                    for k in unroll(4):
+                        if is_bytes:
+                            w[4 * half + k] = ints_as_bytes(bit_xor(v[k], splat_ints(flip)))
                         else:
+                            u[0], u[1] = bit_and(v[k], low), bit_and(shifted(v[k], -4), low)
+                            if fifth_at > 0:
+                                bits = funnel(head, second, fifth_at)
+                                u[0] = bit_or(u[0], fifth_bits(shifted(bits, -4 * k)))
+                                u[1] = bit_or(u[1], fifth_bits(shifted(bits, -4 * k - 16)))
+                            w[k], w[4 + k] = ints_as_bytes(u[0]), ints_as_bytes(u[1])
+                            if table:
+                                w[k], w[4 + k] = values(w[k]), values(w[4 + k])
+                for start in range(first, last, run):
+                    place = start * n_blocks + b
+                    if panel > 1:
+                        place = b * load_i64(args + ALL_PANELS) * panel + start
+                    x, sums = load_i64(args + Q) + 32 * place, load_i64(args + SUMS) + 4 * place
+                    dx, y = load_i64(args + D) + 4 * place, scratch + (start - first) * VECTOR
+                    for _ in range(run if start + run < last else last - start):
+                        if by_dots:
+                            isum = splat_ints(0)
+                            for k in unroll(8):
+                                isum = dot(isum, w[k], broadcast_bytes(x + 4 * k * panel))
+                        else:
+                            isum = splat_ints(0)
                             for s in unroll(8 // sums_16):
-                                w = load_bytes(slot + s * sums_16 * VECTOR)
-                                for t in unroll(block):
-                                    low[t] = mul_pairs_u8(w, broadcast_bytes(x + 4 * (s * sums_16 * panel + t)))
+                                pairs = mul_pairs_u8(w[s * sums_16], broadcast_bytes(x + 4 * s * sums_16 * panel))
                                 for k in unroll(sums_16 - 1):
-                                    w = load_bytes(slot + (s * sums_16 + k + 1) * VECTOR)
-                                    for t in unroll(block):
-                                        place = x + 4 * ((s * sums_16 + k + 1) * panel + t)
-                                        low[t] = add(low[t], mul_pairs_u8(w, broadcast_bytes(place)))
-                                for t in unroll(block):
-                                    if s == 0:
-                                        dots[t] = mul_pairs_i16(low[t], splat_i16x16(1))
-                                    else:
-                                        dots[t] = add(dots[t], mul_pairs_i16(low[t], splat_i16x16(1)))
-                        for t in unroll(block):
-                            if offset != 0:
-                                dots[t] = sub(dots[t], mul(broadcast_ints(sums + 4 * t), splat_ints(offset)))
-                            value = mul(ints_to_floats(dots[t]), load_floats(slot + D_TILE))
-                            if minimum:
-                                sum_x = ints_to_floats(broadcast_ints(sums + 4 * t))
-                                value = fma(sum_x, load_floats(slot + MIN_TILE), value)
-                            y[t] = fma(value, broadcast_floats(d + 4 * t), y[t])
-                        x += 32 * width
-                        sums += 4 * width
-                        d += 4 * width
-                    for t in unroll(block):
-                        store(partial + (first + t) * VECTOR, y[t])
+                                    q = broadcast_bytes(x + 4 * (s * sums_16 + k + 1) * panel)
+                                    pairs = add(pairs, mul_pairs_u8(w[s * sums_16 + k + 1], q))
+                                isum = add(isum, mul_pairs_i16(pairs, splat_i16x16(1)))
+                        if offset != 0:
+                            isum = sub(isum, mul(broadcast_ints(sums), splat_ints(offset)))
+                        value = mul(ints_to_floats(isum), d)
+                        if minimum:
+                            value = fma(ints_to_floats(broadcast_ints(sums)), m, value)
+                        store(y, fma(value, broadcast_floats(dx), load_floats(y)))
+                        x, sums, dx, y = x + x_step, sums + step, dx + step, y + VECTOR
+                p += type_size
             out, bias = load_i64(args + OUT) + 4 * row, load_i64(args + BIAS)
-            for token in range(n_tokens):
-                total = load_floats(partial + token * VECTOR)
+            for token in range(first, last):
+                total = load_floats(scratch + (token - first) * VECTOR)
                 if bias:
                     total = add(total, load_floats(bias + 4 * row))
-                place = load_i32(order + 4 * token) if order else token
-                store(out + place * load_i64(args + OUT_STRIDE), total)
+                to = load_i32(order + 4 * token) if order else token
+                store(out + to * load_i64(args + OUT_STRIDE), total)
 
     return kernel(tile, f"linear_{form.name}_tile{panel}")

@@ -1,7 +1,7 @@
 """Activations to int8 blocks, once per input; every product with that input shares them.
 
 Per token and block of B weights (256 for the K types, 32 for the others): d = max |x| / 127, q = round(x / d).
-Layout, for panels of P tokens (1, 2, 4 or 8) so that a tile kernel finds the bytes of its P tokens side by side:
+Layout, for panels of P tokens (PANELS) so that a tile kernel finds the bytes of its P tokens side by side:
 
     q     int8     [block][panel][B / 4][P][4]
     sums  B = 256: [block][panel][8][P] pairs of int16, the sums of q over 16 weights
@@ -45,7 +45,8 @@ from edgellm.backends.cpu.simd import (
 from edgellm.backends.cpu.simd_pack import lane_i32x8
 from edgellm.backends.cpu.vecmath import arg
 
-PANELS = (1, 2, 4, 8)
+PANELS = {32: (1, 8), 256: (1, 2, 4, 8)}
+"""Panel widths by block size."""
 SMALLEST = np.float32(1e-30)
 """Blocks with no value above this become zeros (127 / max would overflow)."""
 
@@ -94,9 +95,12 @@ def _aligned(n: int) -> int:
     return -(-n // 64) * 64
 
 
-def panel_of(n_tokens: int) -> int:
-    """Panel width for a number of tokens: the smallest that holds them, at most 8."""
-    return next((p for p in PANELS if n_tokens <= p), PANELS[-1])
+def panel_of(n_tokens: int, block: int) -> int:
+    """Panel width for a number of tokens: the smallest that holds them, at most 8. For blocks of 32 it is 1 up to
+    eight tokens (one kernel serves them all, and one after the other their bytes are close enough together)."""
+    if block == 32:
+        return 1 if n_tokens <= 8 else 8
+    return next((p for p in PANELS[block] if n_tokens <= p), 8)
 
 
 _swap1 = permute("i32x8", [1, 0, 3, 2, 5, 4, 7, 6])

@@ -163,14 +163,16 @@ def exponents_to_floats(x: Vector) -> Vector:
 
 @op(f"{INTS}({INTS}, {INTS}, lit)")
 def funnel(low: Vector, high: Vector, n: int) -> Vector:
-    """Bytes n .. n + 3 of the eight in (low, high), n in 0..3."""
+    """Bytes n .. n + 3 of the eight in (low, high), n in 0..4."""
     both = low.view(np.uint32).astype(np.uint64) | (high.view(np.uint32).astype(np.uint64) << np.uint64(32))
     return (both >> np.uint64(8 * n)).astype(np.uint32).view(np.int32)
 
 
 @funnel.emit()
 def _emit_funnel(e: Any, low: Any, high: Any, n: int) -> Any:
-    return low if n == 0 else e.b.or_(e.shift("lshr", low, 8 * n), e.shift("shl", high, 32 - 8 * n))
+    if n in (0, 4):
+        return high if n else low
+    return e.b.or_(e.shift("lshr", low, 8 * n), e.shift("shl", high, 32 - 8 * n))
 
 
 @op("i8x16(i64, i64)")
@@ -296,6 +298,33 @@ def transpose_half(source: int, stride: int, target: int) -> None:
     """16 bytes of LANES rows -> four vectors INTS at `target`."""
     for h in unroll(LANES // 8):
         transpose_8x4(source + 8 * h * stride, stride, target + 32 * h, 4 * LANES)
+
+
+@op(f"{INTS}(i64, i64)")
+def load_rows_of_four(address: int, stride: int) -> Vector:
+    """16 bytes of each of LANES / 4 rows, `stride` bytes apart."""
+    return np.concatenate([view(address + r * stride, np.int32, 4) for r in range(LANES // 4)])
+
+
+@load_rows_of_four.emit()
+def _emit_load_rows_of_four(e: Any, address: Any, stride: Any) -> Any:
+    parts = []
+    for _ in range(LANES // 4):
+        parts.append(e.load(address, "i32x4"))
+        address = e.b.add(address, stride)
+    while len(parts) > 1:
+        both = list(range(2 * parts[0].type.count))
+        parts = [e.shuffle(parts[i], parts[i + 1], both) for i in range(0, len(parts), 2)]
+    return parts[0]
+
+
+def _zip(pairs: list[tuple[int, int]]) -> Op:
+    """In each 128 bits: lanes of the first (0) and the second (1) vector."""
+    return permute2(INTS, [LANES * which + quarter + i for quarter in range(0, LANES, 4) for which, i in pairs])
+
+
+zip_low, zip_high = _zip([(0, 0), (1, 0), (0, 1), (1, 1)]), _zip([(0, 2), (1, 2), (0, 3), (1, 3)])
+zip_low_pairs, zip_high_pairs = _zip([(0, 0), (0, 1), (1, 0), (1, 1)]), _zip([(0, 2), (0, 3), (1, 2), (1, 3)])
 
 
 @op("i32x8(i32x8, i32x8)")

@@ -78,9 +78,20 @@ def test_definition_and_equal_bits_in_every_regime(cpu, kind, m, blocks):
     expected = by_definition(x, w)
     assert np.abs(many - expected).max() <= 2e-3 * np.abs(expected).max()
     assert (many[3] == 0).all()
-    # 7 rows share a kernel with 11 but for the panels; 2 and 4 have their own, which three kinds of format try.
+    # K types have a kernel each for 2, 4 and 8 rows or more; types with blocks of 32 one for 2 to 8 and one for more.
     for rows in (1, 2, 4, 7) if kind in ("Q4_K", "Q4_1", "Q8_0") else (1, 7):
         assert (product(cpu, x[:rows], w) == many[:rows]).all()
+
+
+@pytest.mark.skipif(jit_disabled(), reason="plain Python is slow")
+@pytest.mark.parametrize("kind", ["Q4_K", "Q4_1"])
+def test_more_tokens_than_a_kernel_takes_at_once(cpu, kind):
+    rng = np.random.default_rng(SEED)
+    w = weight(rng, kind, 19, 256)
+    x = rng.standard_normal((261, 256)).astype(np.float32)
+    many = product(cpu, x, w)
+    for start in range(0, 261, 7):
+        assert (product(cpu, x[start : start + 7], w) == many[start : start + 7]).all()
 
 
 @pytest.mark.kernel

@@ -84,6 +84,8 @@ def test_twin(name):
     if name.endswith("_of_four"):  # four addresses
         operands[256:] = rng.integers(0, 120, 256)
         operands[:256].view(np.int64)[::8] = operands.ctypes.data + 256 + 38 * np.arange(4)
+    if name == "load_rows_of_four":  # an address and a stride
+        operands[64:72].view(np.int64)[0] = 38
     if name == "exponents_to_floats":
         operands[:64] = rng.integers(0, 255, 16).astype(np.int32).view(np.uint8)
     compiled, plain = run(name, item, kinds, result, operands)
