@@ -5,6 +5,7 @@ Positions are learned; their table gets the vector of token type 0 added at load
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -39,7 +40,7 @@ class Block:
         return self.layer_output_norm(self.b.add(x, self.ffn(x)))
 
 
-class Encoder:
+class Encoder(ABC):
     """What encoders share: embedding, norm, blocks. Subclasses set `block` and say what is added to the embedding."""
 
     block: ClassVar[type[AnyBlock]]
@@ -52,9 +53,9 @@ class Encoder:
         ropes = layer_ropes(c, t)
         self.blk = [self.block(t.scope(f"blk.{i}."), c, i, ropes[i]) for i in range(c.n_layers)]
 
+    @abstractmethod
     def embed(self, batch: Batch) -> Array:
         """Token embeddings with what else belongs to them: (n_tokens, dim)."""
-        raise NotImplementedError
 
     def hidden(self, batch: Batch, kv: Sequence[KVPages]) -> Array:
         """Hidden states of the rows `batch.output_rows`: (n_out, dim). Sequences must come whole, in one batch."""

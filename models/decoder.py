@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
@@ -29,7 +30,7 @@ class Block(Protocol):
         ...
 
 
-class Decoder:
+class Decoder(ABC):
     """A model of one architecture. Subclasses set `block`, and `norm` where the final norm is no RMS norm."""
 
     block: ClassVar[type[Block]]
@@ -47,9 +48,9 @@ class Decoder:
         self.output_bias = t.optional("output.bias", c.vocab_size)
 
     @staticmethod
+    @abstractmethod
     def read_config(meta: Metadata) -> ModelConfig:
         """The architecture's constants from a file's metadata."""
-        raise NotImplementedError
 
     def hidden(self, batch: Batch, kv: Sequence[KVPages]) -> Array:
         """Hidden states after the final norm, of the rows `batch.output_rows`: (n_out, dim)."""
