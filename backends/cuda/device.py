@@ -6,6 +6,8 @@ loads. Everything it lacks is here and nowhere else. `w` is always a 1-D uint8 d
 from __future__ import annotations
 
 import os
+from operator import mul
+from struct import pack, unpack
 
 import numpy as np
 from numba import config, cuda, types
@@ -18,12 +20,13 @@ WARP = 32
 config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # a norm of one row is a small grid, and that is right
 
 if SIMULATED:
+    from edgellm.backends.cuda import simulator
+
+    simulator.install()
 
     def dp4a(a, b, c):
         """c + the four signed byte products of a and b."""
-        x = np.array([a], np.int32).view(np.int8).astype(np.int32)
-        y = np.array([b], np.int32).view(np.int8).astype(np.int32)
-        return int(c) + int((x * y).sum())
+        return int(c) + sum(map(mul, unpack("4b", pack("i", a)), unpack("4b", pack("i", b))))
 
     def _bytes(w, at, n, dtype):
         return np.array([w[at + i] for i in range(n)], np.uint8).view(dtype)

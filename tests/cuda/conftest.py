@@ -1,4 +1,4 @@
-"""The simulator's pace; and the default suite must not touch CUDA, whichever of its tests ran."""
+"""The default suite must not touch CUDA, whichever of its tests ran."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ import sys
 import pytest
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
-
-if SIMULATED:
-    # The simulator's threads wait for each other at every barrier; with Python's usual 5 ms each that takes ten times
-    # as long.
-    sys.setswitchinterval(1e-5)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
