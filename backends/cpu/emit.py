@@ -184,6 +184,14 @@ class Emitter:
         flags = [ir.Constant(i32, 0), ir.Constant(i32, 4 - level), ir.Constant(i32, 1)]
         self.call("llvm.prefetch.p0", "void", pointer, *flags)
 
+    def barrier(self) -> None:
+        """Loads before this place stay before it, those after it after it (for the compiler; no instruction)."""
+        self.b.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
+
+    def opaque(self, x: Any) -> Any:
+        """x in a 512-bit register; LLVM does not look behind it."""
+        return self.b.asm(ir.FunctionType(x.type, [x.type]), "", "=v,0", [x], False)
+
     def vnni_dot(self, acc: Any, a: Any, b: Any) -> Any:
         """vpdpbusd on 256 or 512 bits; older LLVMs declare its byte operands as int32 lanes."""
         import llvmlite.binding as llvm

@@ -54,9 +54,9 @@ def tile_kernels() -> Iterator[Kernel]:
 def scratch_bytes(kind: str, layout: Layout) -> int:
     """Scratch that each thread needs for any `linear_kernel` of that panel width."""
     if kind in FORMATS_32:
-        return max(matmul_tile_32.TILE_BYTES, matmul_row.row_scratch(layout.n_blocks))
+        return max(matmul_tile_32.TILE_BYTES, matmul_row.row_scratch(layout.n_blocks, layout.block))
     if layout.panel == 1:
-        return matmul_row.row_scratch(layout.n_blocks)
+        return matmul_row.row_scratch(layout.n_blocks, layout.block)
     return matmul_tile_k.TILE_BYTES + layout.n_panels * layout.panel * 4 * LANES
 
 

@@ -35,9 +35,9 @@ from edgellm.backends.cpu.simd_wide import LANES
 
 __all__ = ["AHEAD", "row_kernel", "row_scratch"]
 
-AHEAD = 4096
+AHEAD = 6144
 """Bytes ahead of a row's reads that are asked for, into the second-level cache (the first has too few miss buffers for
-memory's latency); measured."""
+memory's latency), a line at a time between the arithmetic; measured."""
 
 
 @inline
@@ -52,12 +52,14 @@ def add_in_order(values: int, stride: int, n_blocks: int, d: int, out: int) -> N
     store(out, y)
 
 
-def row_kernel(name: str, block: int, values_of_row: Inline) -> Kernel:
+def row_kernel(name: str, block: int, values_of_row: Inline, arrange: Inline | None = None) -> Kernel:
     """Kernel over units of LANES rows; args as in matmul_args.py, one token a panel.
 
     `block`: weights a block. `values_of_row(weights, q, sums, n_blocks, values)` writes a row's values, float32, up to
-    the next multiple of eight; sums lie `block` / 8 bytes a block.
+    the next multiple of eight; sums lie `block` / 8 bytes a block. `arrange(q, sums, n_blocks, x)`: writes the
+    activations to x as `values_of_row` wants them, `block` bytes a block for q, then as many for sums.
     """
+    arranged = arrange is not None
 
     def rows(args: int, begin: int, end: int, scratch: int) -> None:
         row_bytes, n_rows, n_blocks = load_i64(args + ROW_BYTES), load_i64(args + N_ROWS), load_i64(args + N_BLOCKS)
@@ -67,6 +69,10 @@ def row_kernel(name: str, block: int, values_of_row: Inline) -> Kernel:
         for token in range(load_i64(args + N_TOKENS)):
             at = token * n_blocks
             x, sums = load_i64(args + Q) + block * at, load_i64(args + SUMS) + block // 8 * at
+            if arranged:
+                target = values + 8 * stride
+                arrange(x, sums, n_blocks, target)  # type: ignore[misc]
+                x, sums = target, target + block * n_blocks
             d = load_i64(args + D) + 4 * at
             out = load_i64(args + OUT) + token * load_i64(args + OUT_STRIDE)
             for first in range(begin * LANES, stop, 8):
@@ -76,14 +82,14 @@ def row_kernel(name: str, block: int, values_of_row: Inline) -> Kernel:
                     values_of_row(p + r * row_bytes, x, sums, n_blocks, values + r * stride)
                 add_in_order(values, stride, n_blocks, d, scratch)
                 for r in range(some):
-                    y = load_f32(scratch + 4 * r)
-                    if bias:
-                        y += load_f32(bias + 4 * (first + r))
-                    store_f32(out + 4 * (first + r), y)
+                    store_f32(out + 4 * (first + r), load_f32(scratch + 4 * r))
+            if bias:
+                for row in range(begin * LANES, stop):
+                    store_f32(out + 4 * row, load_f32(out + 4 * row) + load_f32(bias + 4 * row))
 
     return kernel(rows, f"linear_{name}_row")
 
 
-def row_scratch(n_blocks: int) -> int:
+def row_scratch(n_blocks: int, block: int) -> int:
     """Bytes of scratch a thread needs."""
-    return 512 + 8 * (-(-n_blocks // 8) * 32)
+    return 512 + 8 * (-(-n_blocks // 8) * 32) + 2 * block * n_blocks + 64

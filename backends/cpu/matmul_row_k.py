@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from edgellm.backends.cpu import matmul_row
+from edgellm.backends.cpu import matmul_row, matmul_row_512
 from edgellm.backends.cpu.jit import Inline, Kernel, inline
 from edgellm.backends.cpu.simd import (
+    ISA,
     Vector,
     add,
     bit_and,
@@ -264,6 +265,8 @@ FORMATS = {
 @cache
 def row_kernel(name: str, type_size: int) -> Kernel:
     """The one-token kernel of a K type."""
+    if ISA == "avx512" and name in matmul_row_512.FORMATS:
+        return matmul_row_512.row_kernel(name)
     form = FORMATS[name]
     isum, msum, d_at, minima = form.isum, form.msum, form.d_at, form.minima
     lines, ahead = (4 * type_size + 63) // 64, matmul_row.AHEAD

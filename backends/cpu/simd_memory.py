@@ -165,9 +165,15 @@ def prefetch(address: int) -> None:
     """Ask for the cache line at an address; never faults."""
 
 
-@op("void(i64)", lambda e, a: e.prefetch(a, 2))
+@op("void(i64)")
 def prefetch_far(address: int) -> None:
-    """As `prefetch`, into the second-level cache only."""
+    """As `prefetch`, into the second-level cache only; keeps its place between the loads around it."""
+
+
+@prefetch_far.emit()
+def _emit_prefetch_far(e: Any, address: Any) -> None:
+    e.prefetch(address, 2)
+    e.barrier()
 
 
 # Between threads.

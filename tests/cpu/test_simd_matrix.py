@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm.backends.cpu import simd, simd_dot, simd_pack, simd_wide
+from edgellm.backends.cpu import simd, simd_512, simd_dot, simd_pack, simd_wide
 from edgellm.backends.cpu.jit import Library, kernel
 from edgellm.backends.cpu.simd import Op, load_i64, split_type, store
 
 pytestmark = pytest.mark.kernel
 SEED = 13
-MODULES = (simd_wide, simd_dot, simd_pack)
+MODULES = (simd_wide, simd_dot, simd_pack, *([simd_512] if simd.ISA == "avx512" else []))
 OPS = {n: o for m in MODULES for n, o in vars(m).items() if isinstance(o, Op) and getattr(simd, n, None) is not o}
-VECTOR = {"absolute_bytes": "i8x32", "negate_where": "i8x32", "shifted": "i32x8"}
+VECTOR = {"absolute_bytes": "i8x32", "negate_where": "i8x32", "shifted": "i32x8", "opaque": "i8x64"}
 LOADS = {
     o.result: o for o in [*vars(simd).values(), *vars(simd_wide).values()] if isinstance(o, Op) and "load_" in o.name
 }
