@@ -59,10 +59,10 @@ def row_kernel(form: Format32) -> Kernel:
     def values_of_row(p: int, x: int, sums: int, n_blocks: int, values: int) -> None:
         whole = n_blocks // 8 * 8
         for b in range(0, whole, 8):
-            for line in unroll(lines):
-                prefetch_far(p + ahead + 64 * line)
             part = registers(8)
             for i in unroll(8):
+                for line in unroll(lines * (i + 1) // 8 - lines * i // 8):
+                    prefetch_far(p + ahead + 64 * (lines * i // 8 + line))
                 part[i] = dot(p + i * type_size, x + 32 * i)
             isum = sums_of_eight(part[0], part[1], part[2], part[3], part[4], part[5], part[6], part[7])
             d8 = load_d8(p, type_size)
