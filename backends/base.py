@@ -158,7 +158,8 @@ class Backend(ABC):
     @abstractmethod
     def execute(self, forward: Callable[[Batch], Array], batch: Batch) -> npt.NDArray[np.float32]:
         """Run `forward(batch)` and return its result as a numpy float32 array that the caller owns. Synchronous.
-        `forward` must record the same ops for batches of equal n_tokens, n_seqs and n_out (a backend may replay)."""
+        `forward` must record the same ops for all batches, and take numbers of rows from the shapes of its arrays: a
+        backend may record once, for more rows, and replay."""
 
     def keep_weights(self, n_bytes: int | None) -> None:  # noqa: B027
         """From now on `load` keeps at most this many more bytes in the device's memory (None: all it is given); other

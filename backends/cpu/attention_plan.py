@@ -52,10 +52,9 @@ class Plan:
         self._width = (-(-kv.v_dim // 16) * 16 + 2) * 4
         self._tile, self._few = max(1, PAIRS // group), max(1, FEW_PAIRS // group)
         # A kernel that no batch of this shape can need is not recorded.
-        single = batch.n_tokens == batch.n_seqs
-        self.few = Tiles(self._few if not single else 1, self._units(batch.n_seqs))
+        self.few = Tiles(1 if tape.shape.decode else self._few, self._units(batch.n_seqs))
         self.many: Tiles | None = None
-        if batch.n_tokens - batch.n_seqs >= self._few:
+        if not tape.shape.decode and batch.n_tokens > self._few:
             self.many = Tiles(self._tile, self._units(batch.n_tokens // self._tile + batch.n_seqs))
         self.combine: Ints = np.zeros((batch.n_tokens * self._heads * group, UNIT_FIELDS), np.int64)
         self.combine_ops: list[int] = []

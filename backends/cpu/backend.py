@@ -1,4 +1,4 @@
-"""The CPU backend: ops append to a tape; `execute` records a forward pass once per batch shape and replays it."""
+"""The CPU backend: ops append to a tape; `execute` records a forward pass once per kind of batch and replays it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from edgellm.backends.cpu.jit import Library
 from edgellm.backends.cpu.kv import CPUPages, record_store
 from edgellm.backends.cpu.matmul import QUANTISED, record_matmul
 from edgellm.backends.cpu.matmul_float import record_float_matmul
+from edgellm.backends.cpu.quantise import panel_of
 from edgellm.backends.cpu.rope import record_rope
-from edgellm.backends.cpu.tape import Arena, Buf, Tape
+from edgellm.backends.cpu.rows import room
+from edgellm.backends.cpu.tape import Arena, Buf, Shape, Tape
 from edgellm.backends.cpu.team import Team, default_threads
 from edgellm.backends.dequant import dequantise
 from edgellm.errors import UnsupportedModel
@@ -30,7 +32,7 @@ from edgellm.errors import UnsupportedModel
 __all__ = ["CPUBackend", "CPUWeight"]
 
 Progress = Callable[[int, int, str], None]
-MAX_TAPES = 64
+MAX_TAPES = 48
 FLOATS = ("F32", "F16", "BF16")
 
 
@@ -39,12 +41,9 @@ class CPUWeight:
 
     def __init__(self, tensor: QTensor):
         self.tensor, self.shape = tensor, tensor.shape
-        self._values: npt.NDArray[np.float32] | None = None
-
-    @property
-    def address(self) -> int:
+        self.address = int(tensor.data.ctypes.data)
         """Where the rows start."""
-        return self.tensor.data.ctypes.data
+        self._values: npt.NDArray[np.float32] | None = None
 
     @property
     def values(self) -> npt.NDArray[np.float32]:
@@ -85,7 +84,6 @@ class CPUBackend(Backend):
         with self._lock:
             tape = self._tape_for(forward, batch)
             self._run(tape, batch)
-            assert tape.output is not None
             return tape.output.copy()
 
     def _run(self, tape: Tape, batch: Batch) -> None:
@@ -96,22 +94,22 @@ class CPUBackend(Backend):
         self._tapes.clear()
 
     def _tape_for(self, forward: Callable[[Batch], Buf], batch: Batch) -> Tape:
-        widths = [_room(table.shape[1]) for table in batch.block_tables]
         identity, alive = _identity(forward)
-        key = (identity, batch.n_tokens, batch.n_seqs, len(batch.output_rows), tuple(widths))
+        shape = shape_of(batch)
+        key = identity, shape
         if key in self._tapes:
             self._tapes.move_to_end(key)
             return self._tapes[key]
-        tape = self._record(forward, batch, widths)
+        tape = self._record(forward, shape)
         tape.keep(alive)
         self._tapes[key] = tape
         if len(self._tapes) > MAX_TAPES:
             self._tapes.popitem(last=False)
         return tape
 
-    def _record(self, forward: Callable[[Batch], Buf], batch: Batch, widths: list[int]) -> Tape:
+    def _record(self, forward: Callable[[Batch], Buf], shape: Shape) -> Tape:
         self._arena.restart()
-        tape = self._recording = Tape(self._arena, batch, widths)
+        tape = self._recording = Tape(self._arena, shape)
         try:
             output = forward(tape.batch)
         except BaseException:
@@ -183,12 +181,20 @@ class CPUBackend(Backend):
         return record_combine(self._tape, x, weights)
 
 
-def _room(width: int) -> int:
-    """Columns kept for a block table: 32, 128, 512 ..., so that growing sequences seldom need a new tape."""
-    room = 32
-    while room < width:
-        room *= 4
-    return room
+def shape_of(batch: Batch) -> Shape:
+    """The recording that a batch goes by: rows that take the same kernels share one, and growing sequences seldom need
+    a new one."""
+    return Shape(
+        n_tokens=_row_room(batch.n_tokens),
+        n_seqs=room(batch.n_seqs, 1),
+        n_out=_row_room(len(batch.output_rows)),
+        widths=tuple(room(table.shape[1], 512) for table in batch.block_tables),
+        decode=batch.n_tokens == batch.n_seqs,
+    )
+
+
+def _row_room(n: int) -> int:
+    return room(n, panel_of(n)) if n else 0
 
 
 def _identity(forward: Any) -> tuple[Any, list[Any]]:

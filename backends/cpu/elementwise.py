@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from edgellm.backends.cpu.jit import Kernel, inline, kernel
+from edgellm.backends.cpu.rows import pieces
 from edgellm.backends.cpu.simd import (
     Vector,
     add,
@@ -191,7 +192,7 @@ def record_activate(tape: Tape, kind: str, gate: Buf, up: Buf | None) -> Buf:
     n = gate.size
     args = (gate, 0 if up is None else up, out, n)
     reads = [gate] if up is None else [gate, up]
-    item, units = ACTIVATIONS[kind, up is not None], -(-n // PIECE)
+    item, units = ACTIVATIONS[kind, up is not None], pieces(n, PIECE)
     tape.op(item, units, args, reads=reads, writes=[out], scratch=SPARE, grain=(gate, PIECE))
     return out
 
@@ -250,7 +251,7 @@ def record_scale(tape: Tape, x: Buf, factor: float, softcap: float) -> Buf:
     out = tape.new(*x.shape)
     inverse = 1 / softcap if softcap > 0 else 0.0
     args = (x, out, x.size, np.float32(factor), np.float32(softcap), np.float32(inverse))
-    units = -(-x.size // PIECE)
+    units = pieces(x.size, PIECE)
     tape.op(SCALES[softcap > 0], units, args, reads=[x], writes=[out], scratch=SPARE, grain=(x, PIECE))
     return out
 
@@ -270,6 +271,7 @@ def take_rows(args: int, begin: int, end: int, scratch: int) -> None:
 def record_take(tape: Tape, x: Buf, rows: Any) -> Buf:
     """Rows of x (n, d)."""
     d = x.shape[1]
-    out = tape.new(len(rows), d)
-    tape.op(take_rows, len(rows), (x, rows, out, d), reads=[x], writes=[out])
+    n = tape.count(rows)
+    out = tape.new(n, d)
+    tape.op(take_rows, n, (x, rows, out, d), reads=[x], writes=[out])
     return out

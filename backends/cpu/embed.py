@@ -20,10 +20,12 @@ __all__ = ["record_embed"]
 
 def record_embed(tape: Tape, table: QTensor, ids: npt.NDArray[np.int32]) -> Buf:
     """Rows of a (vocab, dim) table: (n_tokens, dim)."""
-    out: npt.NDArray[Any] = np.zeros((len(ids), table.shape[1]), np.float32)
+    count = tape.count(ids)
+    out: npt.NDArray[Any] = np.zeros((count, table.shape[1]), np.float32)
 
     def fill(batch: Batch) -> None:
-        out[:] = dequantise(table.data[ids], table.type).reshape(out.shape)
+        n = tape.loaded(count)
+        out[:n] = dequantise(table.data[ids[:n]], table.type).reshape(n, -1)
 
     tape.replay.append(fill)
-    return tape.external(out)
+    return tape.external(out, count, table.shape[1])

@@ -79,16 +79,10 @@ class CPUPages(KVPages):
         start = -self._memory.ctypes.data % LINE
         self.blocks: npt.NDArray[Any] = self._memory[start : start + n_blocks * self.layout.block]
         self.blocks = self.blocks.reshape(n_blocks, self.layout.block)
-
-    @property
-    def address(self) -> int:
+        self.address = int(self.blocks.ctypes.data)
         """Where block 0 starts."""
-        return self.blocks.ctypes.data
-
-    @property
-    def span(self) -> tuple[int, int]:
+        self.span = self.address, self.blocks.nbytes
         """All of its memory."""
-        return self.address, self.blocks.nbytes
 
     def read_block(self, block: int) -> bytes:
         return bytes(self.blocks[block])
@@ -182,12 +176,12 @@ def slots_of(tape: Tape, group: int) -> npt.NDArray[np.int64]:
     """Per token, block * BLOCK_SIZE + offset in the block; filled before every run, shared by a group's layers."""
     key = ("slots", group)
     if key not in tape.shared:
-        slots = np.zeros(tape.batch.n_tokens, np.int64)
+        slots = np.zeros(tape.n_tokens, np.int64)
 
         def fill(batch: Batch) -> None:
             sequence = np.repeat(np.arange(batch.n_seqs), np.diff(batch.seq_starts))
             blocks = batch.block_tables[group][sequence, batch.positions // BLOCK_SIZE]
-            slots[:] = blocks.astype(np.int64) * BLOCK_SIZE + batch.positions % BLOCK_SIZE
+            slots[: batch.n_tokens] = blocks.astype(np.int64) * BLOCK_SIZE + batch.positions % BLOCK_SIZE
 
         tape.replay.append(fill)
         tape.shared[key] = slots
@@ -201,6 +195,6 @@ def record_store(tape: Tape, pages: CPUPages, k: Buf, v: Buf) -> None:
     slots = slots_of(tape, spec.group)
     sizes = (spec.n_kv_heads, spec.k_dim, spec.v_dim, layout.block, layout.head, layout.v)
     args = (k, v, slots, pages.address, *sizes, layout.k_scales, layout.v_scales)
-    units = tape.batch.n_tokens * spec.n_kv_heads
+    units = tape.n_tokens * spec.n_kv_heads
     grain = (k, spec.k_dim)
     tape.op(STORES[spec.kv_type], units, args, reads=[k, v], writes=[pages.span], step=4, scratch=512, grain=grain)

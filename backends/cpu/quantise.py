@@ -15,11 +15,12 @@ anything: nobody reads them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 
 from edgellm.backends.cpu.jit import Inline, Kernel, inline, kernel
+from edgellm.backends.cpu.rows import pieces
 from edgellm.backends.cpu.simd import (
     Vector,
     absolute,
@@ -65,26 +66,26 @@ class Layout:
         """Blocks in a row."""
         return self.k // self.block
 
-    @property
+    @cached_property
     def n_panels(self) -> int:
         """Groups of `panel` tokens, the last one filled up."""
-        return -(-self.n_tokens // self.panel)
+        return pieces(self.n_tokens, self.panel)
 
-    @property
+    @cached_property
     def sums_offset(self) -> int:
         """Bytes from the start to the sums."""
-        return _aligned(self.n_panels * self.panel * self.k)
+        return _aligned(int(self.n_panels) * self.panel * self.k)
 
-    @property
+    @cached_property
     def d_offset(self) -> int:
         """Bytes from the start to the scales."""
         per_block = 32 if self.block == 256 else 4
-        return self.sums_offset + _aligned(self.n_panels * self.panel * self.n_blocks * per_block)
+        return self.sums_offset + _aligned(int(self.n_panels) * self.panel * self.n_blocks * per_block)
 
     @property
     def nbytes(self) -> int:
         """Size of the buffer."""
-        return self.d_offset + _aligned(self.n_panels * self.panel * self.n_blocks * 4)
+        return self.d_offset + _aligned(int(self.n_panels) * self.panel * self.n_blocks * 4)
 
     def addresses(self, base: int) -> tuple[int, int, int]:
         """Addresses of q, sums and d in a buffer."""

@@ -79,13 +79,13 @@ def _tables(tape: Tape, spec: RopeSpec) -> Tables:
     """cos and sin of this step's rows, filled before every run; shared by all layers that use the same spec."""
     key = ("rope", id(spec))
     if key not in tape.shared:
-        cos, sin = (np.zeros((tape.batch.n_tokens, spec.n_dims // 2), np.float32) for _ in range(2))
+        cos, sin = (np.zeros((tape.n_tokens, spec.n_dims // 2), np.float32) for _ in range(2))
 
         def fill(batch: Batch) -> None:
             angle = batch.positions[:, None].astype(np.float32) * spec.inv_freq[batch.rope_variants]
             magnitude = spec.magnitude[batch.rope_variants][:, None]
-            np.multiply(np.cos(angle), magnitude, out=cos)
-            np.multiply(np.sin(angle), magnitude, out=sin)
+            np.multiply(np.cos(angle), magnitude, out=cos[: batch.n_tokens])
+            np.multiply(np.sin(angle), magnitude, out=sin[: batch.n_tokens])
 
         tape.replay.append(fill)
         tape.shared[key] = (cos, sin)

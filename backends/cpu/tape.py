@@ -1,11 +1,11 @@
-"""A forward pass as data: recorded once per batch shape, replayed by the team of threads in one call.
+"""A forward pass as data: recorded once for a class of batch shapes, replayed by the team of threads in one call.
 
 An op on the tape is a kernel, a number of units, and an int64 argument array. Recording also plans memory (a handle
 that dies gives its buffer back) and barriers: one is put before an op only if the op touches memory that an op since
 the last barrier wrote, or writes memory that such an op read. An op whose unit needs only what one unit of an op since
 the last barrier made *follows* it: the same thread calls it right after, while the numbers are in its cache, and no
-barrier is needed. What differs from step to step (ids, positions, block
-tables ...) is copied into fixed arrays before each run.
+barrier is needed. What differs from step to step is written before each run: ids, positions, block tables ... into
+fixed arrays, what counts rows (rows.py) into the ops.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import struct
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,9 @@ import numpy.typing as npt
 
 from edgellm.backends.base import Batch
 from edgellm.backends.cpu.jit import Kernel
+from edgellm.backends.cpu.rows import OUTPUTS, TOKENS, Growing, Rows
 
-__all__ = ["Arena", "Buf", "Span", "Tape", "float_bits"]
+__all__ = ["Arena", "Buf", "Shape", "Span", "Tape", "float_bits"]
 
 ALIGN = 64
 CHUNK = 1 << 22
@@ -97,69 +98,84 @@ class Arena:
 
 
 class _Storage:
-    """Memory behind one or more handles. `derived` keeps forms made from it once (quantised rows)."""
+    """Memory behind one or more handles; `release` hears when the last one is gone. `derived` keeps forms made from it
+    once (quantised rows)."""
 
-    def __init__(self, address: int, nbytes: int):
-        self.address, self.nbytes = address, nbytes
+    def __init__(self, address: int, nbytes: int, release: Callable[[int, int], None] | None = None):
+        self.address, self.nbytes, self.release = address, nbytes, release
         self.derived: dict[Any, Any] = {}
+
+    def __del__(self) -> None:
+        if self.release is not None:
+            self.release(self.address, self.nbytes)
 
 
 class Buf:
-    """A handle on an activation: contiguous, float32 unless its user says otherwise."""
+    """A handle on an activation: contiguous, float32 unless its user says otherwise. A length that counts rows is
+    `Rows`."""
 
-    def __init__(self, storage: _Storage, shape: tuple[int, ...]):
+    def __init__(self, storage: _Storage, shape: tuple[int, ...], size: int | None = None):
         self.storage, self.shape = storage, shape
-
-    @property
-    def address(self) -> int:
+        self.size = math.prod(shape) if size is None else size
+        """Number of elements."""
+        self.address = storage.address
         """Where it starts."""
-        return self.storage.address
-
-    @property
-    def span(self) -> Span:
+        self.span: Span = storage.address, storage.nbytes
         """All of its memory."""
-        return self.storage.address, self.storage.nbytes
 
     @property
     def derived(self) -> dict[Any, Any]:
         """Forms made from this buffer, by any key; they live as long as it does."""
         return self.storage.derived
 
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
     def reshape(self, *shape: int) -> Buf:
         """The same memory under another shape; one length may be -1."""
         if -1 in shape:
             rest = -math.prod(shape)
             shape = tuple(self.size // rest if n == -1 else n for n in shape)
-        if math.prod(shape) != self.size:
+        if math.prod(map(int, shape)) != self.size:
             raise ValueError(f"cannot reshape {self.shape} to {shape}")
-        return Buf(self.storage, shape)
+        return Buf(self.storage, shape, self.size)
 
 
 @dataclass
 class _Op:
     kernel: Kernel
     args: int
+    """Where its arguments start among all of the tape's."""
     units: int
     step: int
     barrier: bool
     followers: list[tuple[Kernel, int, int, int]] = field(default_factory=list)
 
 
-class Tape:
-    """Ops of one forward pass for one batch shape. `batch` holds the fixed arrays that kernels read."""
+@dataclass(frozen=True)
+class Shape:
+    """What one recording serves: steps of up to so many rows, sequences, rows of output, and blocks in the tables."""
 
-    def __init__(self, arena: Arena, batch: Batch, table_widths: Sequence[int]):
-        self._arena = arena
+    n_tokens: int
+    n_seqs: int
+    n_out: int
+    widths: tuple[int, ...]
+    decode: bool
+    """One row for each sequence."""
+
+
+class Tape:
+    """Ops of one forward pass for the batches of a shape. `batch` holds the fixed arrays that kernels read."""
+
+    def __init__(self, arena: Arena, shape: Shape):
+        self._arena, self.shape = arena, shape
+        self.n_tokens, self.n_out = Rows(shape.n_tokens, TOKENS), Rows(shape.n_out, OUTPUTS)
         self._recording = True
         self._ops: list[_Op] = []
         self._makers: dict[int, tuple[_Op, int]] = {}
         """Since the last barrier: address of an output -> the op that made it, elements of it per unit."""
-        self.arguments: list[npt.NDArray[np.int64]] = []
+        self._args: list[int] = []
+        self.arguments: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        """Those of all ops, one after another."""
+        self._growing: list[Growing] = []
+        self._counts: tuple[int, int] = (-1, -1)
         self._keep: list[Any] = []
         self._reads: list[Span] = []
         self._writes: list[Span] = []
@@ -167,26 +183,32 @@ class Tape:
         self.replay: list[Callable[[Batch], None]] = []
         self.shared: dict[Any, Any] = {}
         """Things made once per tape (rotary tables, attention plans), by any key."""
-        self.output: npt.NDArray[np.float32] | None = None
+        self._output: npt.NDArray[np.float32] = np.zeros(0, np.float32)
+        self._output_rows = 0
         self.rows: npt.NDArray[np.int64] = np.zeros((0, ROW), np.int64)
-        tables = tuple(
-            np.zeros((batch.n_seqs, w), np.int32) for _, w in zip(batch.block_tables, table_widths, strict=True)
-        )
-        own = {name: np.zeros(len(getattr(batch, name)), np.int32) for name in FIELDS}
-        self.batch = replace(batch, block_tables=tables, **own)
+        tokens, seqs = shape.n_tokens, shape.n_seqs
+        sizes = (tokens, tokens, seqs + 1, seqs, shape.n_out, tokens)
+        tables = tuple(np.zeros((seqs, width), np.int32) for width in shape.widths)
+        own = {name: np.zeros(size, np.int32) for name, size in zip(FIELDS, sizes, strict=True)}
+        self.batch = Batch(block_tables=tables, **own)
 
     # Recording.
     def new(self, *shape: int, itemsize: int = 4) -> Buf:
         """Memory for an activation of this shape."""
-        nbytes = math.prod(shape) * itemsize
-        storage = _Storage(self._arena.take(nbytes), nbytes)
-        weakref.finalize(storage, self._release, storage.address, nbytes).atexit = False
-        return Buf(storage, shape)
+        size = math.prod(shape)
+        nbytes = int(size) * itemsize
+        return Buf(_Storage(self._arena.take(nbytes), nbytes, self._release), shape, size)
 
-    def external(self, array: npt.NDArray[Any]) -> Buf:
+    def external(self, array: npt.NDArray[Any], *shape: int) -> Buf:
         """A handle on an array that something outside the tape fills before each run."""
         self._keep.append(array)
-        return Buf(_Storage(array.ctypes.data, array.nbytes), array.shape)
+        return Buf(_Storage(array.ctypes.data, array.nbytes), shape)
+
+    def count(self, array: npt.NDArray[Any]) -> int:
+        """Length of an array with an entry per row: Rows where it is one of the batch's."""
+        if array is self.batch.output_rows:
+            return self.n_out
+        return self.n_tokens if any(array is getattr(self.batch, name) for name in BY_TOKEN) else len(array)
 
     def _release(self, address: int, nbytes: int) -> None:
         if self._recording:
@@ -210,19 +232,19 @@ class Tape:
         unit touches; if the first of `writes` has x's size, it writes those elements of it."""
         read = [s.span if isinstance(s, Buf) else s for s in reads]
         written = [s.span if isinstance(s, Buf) else s for s in writes]
-        self.arguments.append(np.array([self._argument(a) for a in args], np.int64))
-        address = self.arguments[-1].ctypes.data
+        place = len(self._args)
+        self._args += [a if type(a) is int else self._argument(a) for a in args]
         self.scratch = max(self.scratch, scratch)
         made = None if grain is None else self._followed(grain, read, written)
         barrier = _overlap(read, self._writes) or _overlap(written, self._writes) or _overlap(written, self._reads)
         if made is not None and grain is not None:
             op, ratio = made
-            op.followers.append((kernel, address, ratio, units))
+            op.followers.append((kernel, place, ratio, units))
         else:
             if barrier:
                 self._reads, self._writes = [], []
                 self._makers.clear()
-            op = _Op(kernel, address, units, step, barrier)
+            op = _Op(kernel, place, units, step, barrier)
             self._ops.append(op)
         self._reads += read
         self._writes += written
@@ -248,6 +270,8 @@ class Tape:
         if isinstance(value, np.ndarray):
             self._keep.append(value)
             return value.ctypes.data
+        if isinstance(value, int):
+            return value
         return float_bits(float(value)) if isinstance(value, (float, np.floating)) else int(value)
 
     def keep(self, things: Sequence[Any]) -> None:
@@ -257,13 +281,15 @@ class Tape:
     @property
     def kernels(self) -> list[Kernel]:
         """The kernels of all ops."""
-        return [kernel for kernel, _, _ in self.calls()]
+        return [kernel for op in self._ops for kernel in (op.kernel, *(f[0] for f in op.followers))]
 
     def calls(self) -> Iterator[tuple[Kernel, int, int]]:
-        """(kernel, address of its arguments, units) of every op in an order that one thread could take."""
-        for i, op in enumerate(self._ops):
-            yield op.kernel, op.args, int(self.rows[i, UNITS]) if len(self.rows) else op.units
-            yield from ((kernel, args, units) for kernel, args, _, units in op.followers)
+        """(kernel, address of its arguments, units) of every op in an order that one thread could take, as loaded."""
+        for op, row in zip(self._ops, self.rows.tolist(), strict=True):
+            yield op.kernel, row[ARGS], row[UNITS]
+            for i, (kernel, _, _, _) in enumerate(op.followers):
+                _, args, _, units = row[FOLLOWERS + FOLLOWER * i :][:FOLLOWER]
+                yield kernel, args, units
 
     def set_units(self, op: int, units: int) -> None:
         """Change how many units an op has in the next run (from a `replay` callback)."""
@@ -274,19 +300,29 @@ class Tape:
         self._recording = False
 
     def finish(self, output: Buf, address_of: Callable[[Kernel], int]) -> None:
-        """End the recording: resolve kernels and lay out the rows."""
+        """End the recording: resolve kernels and lay out arguments and rows."""
         self._recording = False
+        self.arguments = np.array(self._args, np.int64)
+        base = self.arguments.ctypes.data
+        addresses = {kernel: address_of(kernel) for kernel in set(self.kernels)}
         table = self._arena.take_rows(len(self._ops))
         weakref.finalize(self, self._arena.give_back_rows, table).atexit = False
         table[:, COUNTER] = 0  # before the other fields, see `run_ops`
         self.rows = table[: len(self._ops)]
-        for row, op in zip(self.rows, self._ops, strict=True):
-            head = (address_of(op.kernel), op.units, op.step, int(op.barrier), op.args, len(op.followers))
-            row[: len(head)] = head
-            for i, (kernel, args, ratio, units) in enumerate(op.followers):
-                at = FOLLOWERS + FOLLOWER * i
-                row[at : at + FOLLOWER] = address_of(kernel), args, ratio, units
-        self.output = _array(output.address, output.shape)
+        heads = [
+            (addresses[op.kernel], op.units, op.step, op.barrier, base + 8 * op.args, len(op.followers))
+            for op in self._ops
+        ]
+        self.rows[:, [KERNEL, UNITS, STEP, BARRIER, ARGS, N_FOLLOWERS]] = np.array(heads, np.int64).reshape(-1, 6)
+        units = [(ROW * i + UNITS, op.units) for i, op in enumerate(self._ops)]
+        for i, op in enumerate(self._ops):
+            for j, (kernel, args, ratio, last) in enumerate(op.followers):
+                at = FOLLOWERS + FOLLOWER * j
+                self.rows[i, at : at + FOLLOWER] = addresses[kernel], base + 8 * args, ratio, last
+                units.append((ROW * i + at + FOLLOWER - 1, last))
+        self._growing = [Growing(self.arguments, enumerate(self._args)), Growing(self.rows.reshape(-1), units)]
+        self._output, self._output_rows = _array(output.address, output.shape), output.shape[0]
+        self._args.clear()
         self.shared.clear()
 
     # Replaying.
@@ -295,13 +331,28 @@ class Tape:
         first: a late thread of an earlier run must find nothing to claim."""
         self.rows[:, COUNTER] = generation << 32
         self.rows[:, DONE] = 0
+        counts = batch.n_tokens, len(batch.output_rows)
+        if counts != self._counts:
+            self._counts = counts
+            for growing in self._growing:
+                growing.set(np.array(counts))
         for name in FIELDS:
-            getattr(self.batch, name)[:] = getattr(batch, name)
-        for own, given in zip(self.batch.block_tables, batch.block_tables, strict=True):
-            width = min(own.shape[1], given.shape[1])
-            own[:, :width] = given[:, :width]
+            given = getattr(batch, name)
+            getattr(self.batch, name)[: len(given)] = given
+        for own, table in zip(self.batch.block_tables, batch.block_tables, strict=True):
+            width = min(own.shape[1], table.shape[1])
+            own[: len(table), :width] = table[:, :width]
         for callback in self.replay:
             callback(batch)
+
+    @property
+    def output(self) -> npt.NDArray[np.float32]:
+        """The result of the batch that was loaded, in memory that the next run overwrites."""
+        return self._output[: self.loaded(self._output_rows)]
+
+    def loaded(self, n: int) -> int:
+        """A number of rows in the batch that was loaded."""
+        return n.of(self._counts) if isinstance(n, Rows) else n
 
     def run_plain(self) -> None:
         """Run every op as plain Python, in order (JIT disabled)."""
@@ -311,10 +362,15 @@ class Tape:
 
 
 FIELDS = ("ids", "positions", "seq_starts", "context_lens", "output_rows", "rope_variants")
+BY_TOKEN = ("ids", "positions", "rope_variants")
 
 
 def _overlap(a: list[Span], b: list[Span]) -> bool:
-    return any(x < v + n and v < x + m for x, m in a for v, n in b)
+    for x, m in a:
+        for v, n in b:
+            if x < v + n and v < x + m:
+                return True
+    return False
 
 
 def _aligned(rows: int, columns: int) -> npt.NDArray[np.int64]:
@@ -326,5 +382,5 @@ def _aligned(rows: int, columns: int) -> npt.NDArray[np.int64]:
 def _array(address: int, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     import ctypes
 
-    kind = ctypes.c_float * math.prod(shape)
+    kind = ctypes.c_float * int(math.prod(shape))
     return np.ctypeslib.as_array(kind.from_address(address)).reshape(shape)

@@ -35,7 +35,8 @@ def agree(cpu, op, *inputs, rtol=2e-6, atol=2e-6, **weights):
         loaded = {k: None if w is None else backend.load(w) for k, w in weights.items()}
 
         def forward(b, backend=backend, tables=tables, loaded=loaded):
-            arrays = [backend.embed(t, b.ids).reshape(*x.shape) for t, x in zip(tables, inputs, strict=True)]
+            arrays = [backend.embed(t, b.ids) for t in tables]
+            arrays = [a.reshape(a.shape[0], *x.shape[1:]) for a, x in zip(arrays, inputs, strict=True)]
             return op(backend, b, *arrays, **loaded)
 
         results.append(backend.execute(forward, batch))
