@@ -194,7 +194,7 @@ def shape_of(batch: Batch) -> Shape:
 
 
 def _row_room(n: int) -> int:
-    return room(n, panel_of(n)) if n else 0
+    return room(n, panel_of(n, 256)) if n else 0  # blocks of 32 need fewer distinctions
 
 
 def _identity(forward: Any) -> tuple[Any, list[Any]]:
