@@ -261,7 +261,7 @@ def test_attention_of_several_sequences(gpu: CUDABackend, k_dim, v_dim, heads, k
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_goldens_end_to_end(name: str) -> None:
-    """Some fifteen minutes a model in the simulator: python -m pytest -m slow tests/cuda."""
+    """Some three minutes a model in the simulator: python -m pytest -m slow tests/cuda."""
     golden = Golden(name)
     with LLM(golden.path(), backend="cuda", kv_type="f32", ctx=64) as llm:
         assert np.abs(llm.logits(golden.ids(0)) - golden.logits(0)).max() < 2e-3
