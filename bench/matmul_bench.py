@@ -46,7 +46,7 @@ class Product:
         places = (data.ctypes.data, data.shape[1], self.m, self.layout.n_blocks, q, sums, d, n, self.layout.n_panels)
         self.args = np.array((*places, self.out.ctypes.data, 4 * self.m, 0, 0), np.int64)
         self.scratch = np.zeros((threads, scratch_bytes(kind, self.layout) + 64), np.uint8)
-        self.call = LIBRARY.function(linear_kernel(kind, self.layout.panel, n > 1))
+        self.call = LIBRARY.function(linear_kernel(kind, self.layout.panel))
         self.keep = x, data
 
     def run(self, pool: ThreadPoolExecutor) -> None:

@@ -12,6 +12,7 @@ from edgellm.backends.cpu import bandwidth, elementwise, experts, kv, matmul, ma
 from edgellm.backends.cpu.attention import attention_combine
 from edgellm.backends.cpu.attention_record import attention_kernels
 from edgellm.backends.cpu.jit import Kernel
+from edgellm.quants import QUANT_TABLE, GGMLType
 
 __all__ = ["ATTENTION_SHAPES", "all_kernels"]
 
@@ -37,9 +38,9 @@ def all_kernels(kv_type: str = "f16") -> Iterator[Kernel]:
     yield attention_combine
     yield from matmul_float.KERNELS.values()
     for block, panels in quantise.PANELS.items():
+        kinds = [kind for kind in sorted(matmul.QUANTISED) if QUANT_TABLE[GGMLType[kind]].block_size == block]
         yield from (quantise.quantise_kernel(block, panel) for panel in panels)
-    yield from (matmul.linear_kernel(kind, 1, False) for kind in sorted(matmul.QUANTISED))
-    yield from matmul.tile_kernels()
+        yield from (matmul.linear_kernel(kind, panel) for kind in kinds for panel in panels)
     yield from experts.all_expert_kernels()
     for head_dim, group in ATTENTION_SHAPES:
         yield from attention_kernels(kv_type, head_dim, head_dim, group)

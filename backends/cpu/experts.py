@@ -17,7 +17,7 @@ import numpy as np
 from edgellm.backends.base import RouteSpec
 from edgellm.backends.cpu import matmul_args
 from edgellm.backends.cpu.jit import Kernel, inline, kernel
-from edgellm.backends.cpu.matmul import QUANTISED, linear_kernel, quantised, scratch_bytes
+from edgellm.backends.cpu.matmul import K_FORMATS, QUANTISED, linear_kernel, quantised, scratch_bytes, units_of
 from edgellm.backends.cpu.matmul_args import BIAS, N_BLOCKS, N_TOKENS, ORDER, OUT, SUMS, WEIGHTS, D, Q
 from edgellm.backends.cpu.matmul_float import KERNELS, UNIT
 from edgellm.backends.cpu.quantise import Layout, quantise_ordered_kernel
@@ -169,7 +169,7 @@ def copy_args(args: int, target: int) -> None:
 def pair_kernel(kind: str, block: int) -> Kernel:
     """Kernel over (pair, unit of rows). Extra args: ids, bytes of an expert, units an expert, share (pairs a row of x),
     bytes of bias an expert, bytes of a row of the output."""
-    rows = inline(linear_kernel(kind, 1, False).function)
+    rows = inline(linear_kernel(kind, 1).function)
     sums_bytes = 32 if block == 256 else 4
 
     def pairs(args: int, begin: int, end: int, scratch: int) -> None:
@@ -196,7 +196,7 @@ def pair_kernel(kind: str, block: int) -> Kernel:
 def group_kernel(kind: str, block: int) -> Kernel:
     """Kernel over (expert, unit of rows). Extra args: counts, bytes of an expert, units an expert, first panels, bytes
     of bias an expert."""
-    tile = inline(linear_kernel(kind, PANEL, True).function)
+    tile = inline(linear_kernel(kind, PANEL).function)
     sums_bytes = 32 if block == 256 else 4
 
     def groups(args: int, begin: int, end: int, scratch: int) -> None:
@@ -276,8 +276,8 @@ def record_expert_linear(tape: Tape, x: Buf, weight: QTensor, ids: Buf, bias: An
         args = (x, address, bias, out, 1, k, m, ids, matrix, units, share, 4 * m, 4 * k, 4 * m)
         tape.op(float_pair_kernel(kind), ids.size * units, args, [x, ids], [out], 0, OWN_ARGS + 64)
         return out
-    units, block = -(-m // LANES), QUANT_TABLE[weight.type].block_size
-    if ids.size < 2 * n_experts or m < LANES:
+    units, block = units_of(kind, m), QUANT_TABLE[weight.type].block_size
+    if ids.size < 2 * n_experts or (kind in K_FORMATS and m < LANES):
         layout, form = quantised(tape, x, k, block, 1)
         product = _product(weight, address, m, layout, form, 1, out, bias, 0)
         pairs = (ids, matrix, units, share, 4 * m, 4 * m)

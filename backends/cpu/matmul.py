@@ -1,32 +1,32 @@
 """x (n, k) times a quantised weight (m, k): chooses the kernels and puts them on the tape.
 
-One token: the row kernels, which read every weight row's bytes in order. More: the tile kernels, which unpack LANES
-rows at a time and use them for all tokens. Both give the same bits (matmul_tile_k.py and matmul_32.py say what is
-computed). Weights stay in the file's own bytes; x is quantised once and the result kept with it.
+Types with blocks of 32: one kernel family, which keeps a block of LANES rows in registers for all tokens
+(matmul_tile_32.py). K types: for one token the row kernels, which read every weight row's bytes in order; for more the
+tile kernels, which unpack LANES rows at a time and use them for all tokens. All give the same bits (matmul_32.py and
+matmul_tile_k.py say what is computed). Weights stay in the file's own bytes; x is quantised once and the result kept
+with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 from edgellm.backends.cpu import (
     matmul_32,
     matmul_row,
-    matmul_row_32,
     matmul_row_k,
     matmul_tile_32,
     matmul_tile_k,
     matmul_unpack_k,
 )
 from edgellm.backends.cpu.jit import Kernel
-from edgellm.backends.cpu.quantise import PANELS, Layout, panel_of, quantise_kernel
+from edgellm.backends.cpu.quantise import Layout, panel_of, quantise_kernel
 from edgellm.backends.cpu.simd_wide import LANES
 from edgellm.backends.cpu.tape import Buf, Tape
 from edgellm.quants import QUANT_TABLE, GGMLType
 
-__all__ = ["QUANTISED", "linear_kernel", "quantised", "record_matmul", "scratch_bytes", "tile_kernels"]
+__all__ = ["K_FORMATS", "QUANTISED", "linear_kernel", "quantised", "record_matmul", "scratch_bytes", "units_of"]
 
 K_FORMATS = {form.name.upper(): form for form in matmul_unpack_k.FORMATS}
 FORMATS_32 = {form.name.upper(): form for form in matmul_32.FORMATS}
@@ -35,26 +35,23 @@ QUANTISED = frozenset(K_FORMATS) | frozenset(FORMATS_32)
 
 
 @cache
-def linear_kernel(kind: str, panel: int, tile: bool) -> Kernel:
-    """The kernel for a type and a panel width: the tile kernel or (panel 1) the row kernel."""
-    if kind in K_FORMATS:
-        form = K_FORMATS[kind]
-        return matmul_tile_k.tile_kernel(form, panel) if tile else matmul_row_k.row_kernel(form.name, form.type_size)
-    form_32 = FORMATS_32[kind]
-    return matmul_tile_32.tile_kernel(form_32, panel) if tile else matmul_row_32.row_kernel(form_32)
+def linear_kernel(kind: str, panel: int) -> Kernel:
+    """The kernel for a type and a panel width."""
+    if kind in FORMATS_32:
+        return matmul_tile_32.tile_kernel(FORMATS_32[kind], panel)
+    form = K_FORMATS[kind]
+    return matmul_row_k.row_kernel(form.name, form.type_size) if panel == 1 else matmul_tile_k.tile_kernel(form, panel)
 
 
-def tile_kernels() -> Iterator[Kernel]:
-    """All tile kernels that `record_matmul` may use."""
-    for kind in sorted(QUANTISED):
-        panels = PANELS[256][1:] if kind in K_FORMATS else PANELS[32]
-        yield from (linear_kernel(kind, panel, True) for panel in panels)
+def units_of(kind: str, m: int) -> int:
+    """Units of work in a product with m rows of weights."""
+    return m if kind in FORMATS_32 and m < LANES else -(-m // LANES)
 
 
 def scratch_bytes(kind: str, layout: Layout) -> int:
-    """Scratch that each thread needs for any `linear_kernel` of that panel width."""
+    """Scratch that each thread needs for `linear_kernel`."""
     if kind in FORMATS_32:
-        return max(matmul_tile_32.TILE_BYTES, matmul_row.row_scratch(layout.n_blocks, layout.block))
+        return matmul_tile_32.SCRATCH
     if layout.panel == 1:
         return matmul_row.row_scratch(layout.n_blocks, layout.block)
     return matmul_tile_k.TILE_BYTES + layout.n_panels * layout.panel * 4 * LANES
@@ -80,14 +77,13 @@ def record_matmul(tape: Tape, x: Buf, kind: GGMLType, weight: int, bias: Any, ou
     """Append x (n, k) @ w (m, k)^T + bias (float32 array or None) to the tape. `weight`: address of the rows."""
     (n, k), m = x.shape, out.shape[1]
     info = QUANT_TABLE[kind]
-    tile = n > 1 and m >= LANES
-    panel = panel_of(n, info.block_size) if tile else 1
+    panel = 1 if kind.name in K_FORMATS and m < LANES else panel_of(n, info.block_size)
     layout, form = quantised(tape, x, k, info.block_size, panel)
     args = (
         *(weight, layout.n_blocks * info.type_size, m, layout.n_blocks),
         *layout.addresses(form.address),
         *(n, layout.n_panels, out, 4 * m, 0 if bias is None else bias, 0),
     )
-    units = -(-m // LANES)
+    units = units_of(kind.name, m)
     scratch = scratch_bytes(kind.name, layout)
-    tape.op(linear_kernel(kind.name, panel, tile), units, args, [form], [out], 0, scratch)
+    tape.op(linear_kernel(kind.name, panel), units, args, [form], [out], 0, scratch)

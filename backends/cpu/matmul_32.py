@@ -10,11 +10,9 @@ Per block: codes c (0..31, or signed bytes), scale d, sometimes a minimum m. Wit
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
-from edgellm.backends.cpu.jit import Inline, inline
-from edgellm.backends.cpu.simd import Vector, bit_and, bit_or, load_i8x32, mul, shift_left
-from edgellm.backends.cpu.simd_pack import load_bits, load_nibbles, lookup
+from edgellm.backends.cpu.jit import inline
+from edgellm.backends.cpu.simd import Vector, bit_and, mul, shift_left
 from edgellm.backends.cpu.simd_wide import splat_ints
 
 
@@ -38,26 +36,6 @@ class Format32:
     """Name of the table that codes are looked up in."""
     exponent: bool = False
     """Whether d is a byte e for 2^(e - 128)."""
-
-
-@cache
-def codes_of(form: Format32) -> Inline:
-    """(address of a block) -> its 32 codes in order, i8x32."""
-    at, fifth_at, table, is_bytes = form.at, form.fifth_at, bool(form.table), form.name == "q8_0"
-    values = lookup(form.table or "iq4", 32, form.offset)
-
-    def codes(p: int):  # type: ignore[no-untyped-def]
-        if is_bytes:
-            return load_i8x32(p + at)
-        else:
-            c = load_nibbles(p + at)
-            if fifth_at > 0:
-                c = bit_or(c, load_bits(p + fifth_at))
-            if table:
-                c = values(c)
-            return c
-
-    return inline(codes)
 
 
 @inline

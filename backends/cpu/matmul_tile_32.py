@@ -1,4 +1,4 @@
-"""Types with blocks of 32 weights times two or more tokens: one block of LANES rows at a time, used for all tokens.
+"""Types with blocks of 32 weights: one block of LANES rows at a time, used for all tokens.
 
 A block's 16 bytes of codes of LANES rows come as four vectors; zipped together, lane r of a vector holds four codes of
 row r. They stay in registers while the tokens take their turns. Numbers and their order are in matmul_32.py.
@@ -32,15 +32,18 @@ from edgellm.backends.cpu.simd import (
     bit_or,
     bit_xor,
     fma,
+    load_f32,
     load_i32,
     load_i64,
     mul,
     mul_pairs_i16,
     mul_pairs_u8,
+    prefetch,
     prefetch_far,
     registers,
     splat_i16x16,
     store,
+    store_f32,
     sub,
     unroll,
 )
@@ -74,20 +77,24 @@ from edgellm.backends.cpu.simd_wide import (
 VECTOR = 4 * LANES
 TOKENS_AT_ONCE = 128
 """Tokens whose sums, and whose part of x for one block, stay in the first-level cache."""
-TILE_BYTES = TOKENS_AT_ONCE * VECTOR
-"""Scratch: those sums, float32 [token][LANES]."""
+SCRATCH = TOKENS_AT_ONCE * VECTOR
+"""Bytes a thread needs: those sums, float32 [token][LANES]."""
 
 
 @cache
 def tile_kernel(form: Format32, panel: int) -> Kernel:
-    """Kernel over units of LANES rows (n_rows at least that many); args as in matmul_args.py."""
+    """Kernel over units of LANES rows (of one row, alike in all lanes, where there are fewer); args as in
+    matmul_args.py."""
     type_size, at, fifth_at, table = form.type_size, form.at, form.fifth_at, bool(form.table)
     signed, minimum, exponent, sums_16 = form.sums == 0, form.minimum, form.exponent, form.sums
     offset = WIDE_OFFSET if signed else form.offset
     values, is_bytes = lookup(form.table or "iq4", VECTOR, offset), form.name == "q8_0"
-    halves, flip = (2 if is_bytes else 1), (0x80808080 if WIDE_OFFSET else 0)
+    places, flip = ((0, at, at + 16) if is_bytes else (0, at)), (0x80808080 if WIDE_OFFSET else 0)
     dot, by_dots = (dot_wide if signed else dot_unsigned), HAS_DOT or signed
     lines, run = -(-LANES * type_size // 64), (TOKENS_AT_ONCE if panel == 1 else panel)
+    # The rows after the next ones are asked for line by line between the loads: all at once would fill the core's miss
+    # buffers. What this block's rows need soon is fetched from the second-level cache into the first.
+    pieces, slots, near = len(places), 4 * len(places), (64 + type_size // 2) // type_size
 
     @inline
     def scales(head: Vector) -> Vector:
@@ -101,43 +108,45 @@ def tile_kernel(form: Format32, panel: int) -> Kernel:
         n_tokens, order, low = load_i64(args + N_TOKENS), load_i64(args + ORDER), splat_ints(0x0F0F0F0F)
         # Bytes of x from one token to the next, of its sums and scales too. Panels of one token are one long run here.
         x_step, step = (32 * n_blocks, 4 * n_blocks) if panel == 1 else (4, 4)
+        lone = n_rows < LANES
+        apart = 0 if lone else row_bytes
         parts = (n_tokens + TOKENS_AT_ONCE - 1) // TOKENS_AT_ONCE
         for work in range(begin * parts, end * parts):
             unit, first = work // parts, work % parts * TOKENS_AT_ONCE
             last = first + TOKENS_AT_ONCE if first + TOKENS_AT_ONCE < n_tokens else n_tokens
-            row = unit * LANES if unit * LANES + LANES <= n_rows else n_rows - LANES
+            row = unit if lone else min(unit * LANES, n_rows - LANES)
             p = load_i64(args + WEIGHTS) + row * row_bytes
-            ahead = p + LANES * row_bytes
+            ahead = p + 2 * LANES * row_bytes
             for token in range(last - first):
                 store(scratch + token * VECTOR, splat_floats(0.0))
             for b in range(n_blocks):
-                if first == 0:
-                    for line in unroll(lines):
-                        prefetch_far(ahead + 64 * line)
-                    ahead += LANES * type_size
+                if b % near == 0:
+                    for j in unroll(LANES):
+                        prefetch(p + j * row_bytes + 128)
                 v, u, w = registers(4), registers(4), registers(8)
-                for j in unroll(4):
-                    v[j] = load_rows_of_four(p + j * row_bytes, 4 * row_bytes)
-                u[0], u[1] = zip_low(v[0], v[1]), zip_low(v[2], v[3])
-                head, second = zip_low_pairs(u[0], u[1]), zip_high_pairs(u[0], u[1])
-                d = scales(head)
-                if minimum:
-                    m = low_halves_to_floats(shifted(head, -16))
-                for half in unroll(halves):
+                for piece in unroll(pieces):
                     for j in unroll(4):
-                        v[j] = load_rows_of_four(p + (at + 16 * half) + j * row_bytes, 4 * row_bytes)
+                        for line in unroll(lines * (4 * piece + j + 1) // slots - lines * (4 * piece + j) // slots):
+                            prefetch_far(ahead + 64 * (lines * (4 * piece + j) // slots + line))
+                        v[j] = load_rows_of_four(p + places[piece] + j * apart, 4 * apart)
                     for j in unroll(2):
                         u[j], u[2 + j] = zip_low(v[2 * j], v[2 * j + 1]), zip_high(v[2 * j], v[2 * j + 1])
                     for j in unroll(2):
                         v[2 * j] = zip_low_pairs(u[2 * j], u[2 * j + 1])
                         v[2 * j + 1] = zip_high_pairs(u[2 * j], u[2 * j + 1])
-                    for k in unroll(4):
-                        if is_bytes:
-                            w[4 * half + k] = ints_as_bytes(bit_xor(v[k], splat_ints(flip)))
-                        else:
+                    if piece == 0:
+                        d = scales(v[0])
+                        if minimum:
+                            m = low_halves_to_floats(shifted(v[0], -16))
+                        if fifth_at > 0:
+                            bits = funnel(v[0], v[1], fifth_at)
+                    elif is_bytes:
+                        for k in unroll(4):
+                            w[4 * piece - 4 + k] = ints_as_bytes(bit_xor(v[k], splat_ints(flip)))
+                    else:
+                        for k in unroll(4):
                             u[0], u[1] = bit_and(v[k], low), bit_and(shifted(v[k], -4), low)
                             if fifth_at > 0:
-                                bits = funnel(head, second, fifth_at)
                                 u[0] = bit_or(u[0], fifth_bits(shifted(bits, -4 * k)))
                                 u[1] = bit_or(u[1], fifth_bits(shifted(bits, -4 * k - 16)))
                             w[k], w[4 + k] = ints_as_bytes(u[0]), ints_as_bytes(u[1])
@@ -169,13 +178,14 @@ def tile_kernel(form: Format32, panel: int) -> Kernel:
                             value = fma(ints_to_floats(broadcast_ints(sums)), m, value)
                         store(y, fma(value, broadcast_floats(dx), load_floats(y)))
                         x, sums, dx, y = x + x_step, sums + step, dx + step, y + VECTOR
-                p += type_size
+                p, ahead = p + type_size, ahead + LANES * type_size
             out, bias = load_i64(args + OUT) + 4 * row, load_i64(args + BIAS)
             for token in range(first, last):
-                total = load_floats(scratch + (token - first) * VECTOR)
-                if bias:
-                    total = add(total, load_floats(bias + 4 * row))
-                to = load_i32(order + 4 * token) if order else token
-                store(out + to * load_i64(args + OUT_STRIDE), total)
+                to = out + (load_i32(order + 4 * token) if order else token) * load_i64(args + OUT_STRIDE)
+                y = scratch + (token - first) * VECTOR
+                if lone:
+                    store_f32(to, load_f32(y) + load_f32(bias + 4 * row) if bias else load_f32(y))
+                else:
+                    store(to, add(load_floats(y), load_floats(bias + 4 * row)) if bias else load_floats(y))
 
     return kernel(tile, f"linear_{form.name}_tile{panel}")

@@ -122,12 +122,6 @@ def fma(a: Vector, b: Vector, c: Vector) -> Vector:
     return (a.astype(np.float64) * b + c).astype(np.float32)
 
 
-@op("f32(f32, f32, f32)", lambda e, a, b, c: e.fma(a, b, c))
-def fma_f32(a: np.float32, b: np.float32, c: np.float32) -> np.float32:
-    """a * b + c of scalars, rounded as `fma`."""
-    return np.float32(np.float64(a) * np.float64(b) + np.float64(c))
-
-
 @op("V(V, V)", lambda e, a, b: e.extremum("o>", a, b))
 def maximum(a: Vector, b: Vector) -> Vector:
     """a where a > b, else b (floats; signed integers)."""

@@ -65,38 +65,6 @@ def _emit_load_nibbles(e: Any, address: Any) -> Any:
     return e.b.and_(e.shuffle(packed, high, list(range(32))), e.constant("i8x32", 15))
 
 
-@op("i8x32(i64)")
-def load_bits(address: int) -> Vector:
-    """32 bits from memory, each as a byte 0 or 16."""
-    return (np.unpackbits(view(address, np.uint8, 4), bitorder="little") * 16).view(np.int8)
-
-
-@load_bits.emit()
-def _emit_load_bits(e: Any, address: Any) -> Any:
-    word = e.bitcast(e.splat(e.load(address, "i32"), 8), "i8x32")
-    each = e.shuffle(word, word, [i // 8 for i in range(32)])
-    import llvmlite.ir as ir
-
-    masks = ir.Constant(each.type, [1 << (i % 8) for i in range(32)])
-    there = e.b.icmp_signed("!=", e.b.and_(each, masks), e.constant("i8x32", 0))
-    return e.b.select(there, e.constant("i8x32", 16), e.constant("i8x32", 0))
-
-
-@op("f32x8(i64, lit)")
-def load_f16x8_apart(address: int, stride: int) -> Vector:
-    """Eight float16, `stride` bytes apart."""
-    return np.array([view(address + i * stride, np.float16, 1)[0] for i in range(8)], np.float32)
-
-
-@load_f16x8_apart.emit()
-def _emit_load_f16x8_apart(e: Any, address: Any, stride: int) -> Any:
-    halves = e.constant("i16x8", 0)
-    for i in range(8):
-        half = e.load(e.b.add(address, e.constant("i64", i * stride)), "i16")
-        halves = e.b.insert_element(halves, half, e.constant("i32", i))
-    return e.half_to_float(halves, 8)
-
-
 @op("f32x8(i64, i64, i64, i64)")
 def load_f16_pairs_of_four(a: int, b: int, c: int, d: int) -> Vector:
     """Pairs of float16 at four addresses: the four first ones, then the four second ones."""
@@ -127,38 +95,17 @@ def _emit_load_f16_of_four(e: Any, *addresses: Any) -> Any:
     return e.half_to_float(halves, 4)
 
 
-def _e8m0(e: Any, exponents: Any, kind: str, result: str) -> Any:
-    normal = e.b.shl(e.b.sub(exponents, e.constant(kind, 1)), e.constant(kind, 23))
-    tiny = e.b.shl(e.constant(kind, 0x00200000), exponents)
-    return e.bitcast(e.b.select(e.b.icmp_unsigned("<", exponents, e.constant(kind, 2)), tiny, normal), result)
-
-
-@op("f32x8(i64, lit)")
-def load_e8m0x8_apart(address: int, stride: int) -> Vector:
-    """Eight exponents e (bytes, `stride` apart) as 2^(e - 128)."""
-    e = np.array([view(address + i * stride, np.uint8, 1)[0] for i in range(8)], np.float64)
-    return np.exp2(e - 128).astype(np.float32)
-
-
-@load_e8m0x8_apart.emit()
-def _emit_load_e8m0x8_apart(e: Any, address: Any, stride: int) -> Any:
-    exponents = e.constant("i32x8", 0)
-    for i in range(8):
-        byte = e.load(e.b.add(address, e.constant("i64", i * stride)), "i8")
-        exponents = e.b.insert_element(exponents, e.extend(byte, "i32", signed=False), e.constant("i32", i))
-    return _e8m0(e, exponents, "i32x8", "f32x8")
-
-
-@op("f32(i64)", lambda e, a: _e8m0(e, e.extend(e.load(a, "i8"), "i32", signed=False), "i32", "f32"))
-def load_e8m0(address: int) -> np.float32:
-    """A byte e as 2^(e - 128)."""
-    return np.float32(np.exp2(float(view(address, np.uint8, 1)[0]) - 128))
-
-
-@op(f"{FLOATS}({INTS})", lambda e, x: _e8m0(e, x, INTS, FLOATS))
+@op(f"{FLOATS}({INTS})")
 def exponents_to_floats(x: Vector) -> Vector:
     """Exponents e in 0..255 as 2^(e - 128)."""
     return np.exp2(x.astype(np.float64) - 128).astype(np.float32)
+
+
+@exponents_to_floats.emit()
+def _emit_exponents_to_floats(e: Any, x: Any) -> Any:
+    normal = e.b.shl(e.b.sub(x, e.constant(INTS, 1)), e.constant(INTS, 23))
+    tiny = e.b.shl(e.constant(INTS, 0x00200000), x)
+    return e.bitcast(e.b.select(e.b.icmp_unsigned("<", x, e.constant(INTS, 2)), tiny, normal), FLOATS)
 
 
 @op(f"{INTS}({INTS}, {INTS}, lit)")

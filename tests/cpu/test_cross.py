@@ -25,9 +25,9 @@ from edgellm.backends.cpu.matmul import linear_kernel
 isa, triple, cpu = sys.argv[1:4]
 compiler = Compiler(Target(isa, triple, cpu), jit=False)
 for kernel in sys.argv[4:]:
-    kind, panel, tile = kernel.split("/")
+    kind, panel = kernel.split("/")
     print("KERNEL", kernel)
-    print(compiler.assembly(linear_kernel(kind, int(panel), tile == 'tile')))
+    print(compiler.assembly(linear_kernel(kind, int(panel))))
 """
 TARGETS = {
     "apple-m1": ("neon", "arm64-apple-macosx11.0.0", "sdot"),
@@ -39,12 +39,12 @@ TARGETS = {
 @pytest.mark.parametrize("cpu", TARGETS)
 def test_dot_product_instructions(cpu):
     isa, triple, dot = TARGETS[cpu]
-    kernels = ("Q4_K/8/tile", "Q4_0/1/tile", "Q4_0/1/row")
+    kernels = ("Q4_K/8", "Q4_0/1")
     command = [sys.executable, "-c", PROGRAM, isa, triple, cpu, *kernels]
     done = subprocess.run(command, env={**os.environ, "EDGELLM_ISA": isa}, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     parts = re.split(r"^KERNEL (\S+)$", done.stdout, flags=re.M)[1:]
     for name, text in zip(parts[::2], parts[1::2], strict=True):
-        # A tile has at least one for each of eight tokens or words, a row at least one for each of eight blocks.
+        # A tile has at least one for each of eight tokens, or for each of a block's eight words.
         assert len(re.findall(rf"\b{dot}\b", text)) >= 8, (cpu, name)
     assert len(parts) == 2 * len(kernels)
