@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from edgellm.chat.closed_schema import closed_schema
 from edgellm.chat.json_bounds import BoundTokens, JSONPlace
 from edgellm.errors import GrammarError
 from edgellm.tokenizer import Tokenizer
@@ -127,11 +128,15 @@ class GrammarCompiler:
     def json_schema(
         self, schema: Mapping[str, Any] | bool | str, lead: Lead | None = None
     ) -> Callable[[], TokenGrammar]:
-        """JSON that the schema (an object, or its text) admits."""
+        """JSON that the schema (an object, or its text) admits; objects that list their properties have no others
+        unless it says so."""
         try:
             parsed = json.loads(schema) if isinstance(schema, str) else schema
             source = json.dumps(parsed)
-        except (ValueError, TypeError, RecursionError) as error:
+            parsed = closed_schema(parsed)
+        except RecursionError:
+            raise GrammarError("the schema is nested too deeply") from None
+        except (ValueError, TypeError) as error:
             raise GrammarError(f"the schema is no JSON: {error}") from error
         if not isinstance(parsed, (Mapping, bool)):
             raise GrammarError("the schema must be a JSON object")
@@ -191,7 +196,7 @@ class GrammarCompiler:
             library = self._library
         base = LLMatcher(library, grammar, log_level=0)
         if base.is_error():
-            raise GrammarError(f"the {what} does not compile: {_one_line(base.get_error())}")
+            raise GrammarError(f"the {what} does not compile: {_reason(base.get_error())}")
         return lambda: TokenGrammar(base.deep_copy(), self, json_behind)
 
     @cached_property
@@ -229,6 +234,12 @@ def _check_length(text: str, what: str) -> None:
 
 def _plain(value: Any) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _reason(text: str) -> str:
+    """A compiler's message without the listing of the grammar below it, which is ours for the most part."""
+    said = re.split(r"\n +\d+ \| ", text, maxsplit=1)[0]
+    return _one_line(re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", said))
 
 
 def _one_line(text: str) -> str:

@@ -200,6 +200,36 @@ def test_what_does_not_compile_says_why(compiler, make, reason):
     assert "\n" not in str(raised.value)
 
 
+def test_the_reason_is_all_that_is_said(compiler):
+    with pytest.raises(GrammarError) as raised:
+        compiler.json_schema({"type": "foo"})
+    assert str(raised.value) == "the schema does not compile: Invalid type: foo"
+
+
+PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    "schema, text, valid",
+    [
+        # What pydantic makes of a model with two fields; llama.cpp takes no third entry.
+        (PERSON | {"required": ["name", "age"]}, '{"name": "A", "age": 3}', True),
+        (PERSON | {"required": ["name", "age"]}, '{"name": "A", "age": 3, "x": 1}', False),
+        (PERSON | {"additionalProperties": True}, '{"name": "A", "age": 3, "x": 1}', True),
+        (PERSON | {"patternProperties": {"^x": {"type": "integer"}}}, '{"name": "A", "age": 3, "x": 1}', True),
+        (PERSON | {"required": ["name", "x"]}, '{"name": "A", "age": 3, "x": 1}', True),
+        ({"type": "array", "items": PERSON}, '[{"name": "A", "x": 1}]', False),
+        ({"$ref": "#/$defs/p", "$defs": {"p": PERSON}}, '{"name": "A", "x": 1}', False),
+        ({"anyOf": [{"type": "null"}, PERSON]}, '{"name": "A", "x": 1}', False),
+        ({"allOf": [PERSON, {"properties": {"x": {"type": "integer"}}}]}, '{"name": "A", "age": 3, "x": 1}', True),
+        ({"type": "object"}, '{"x": 1}', True),
+        ({"enum": [{"properties": {"x": 1}}]}, '{"properties": {"x": 1}}', True),
+    ],
+)
+def test_an_object_has_the_entries_that_its_schema_lists(compiler, tokenizer, schema, text, valid):
+    assert (follows(compiler, tokenizer, compiler.json_schema(schema), text) is True) == valid
+
+
 def test_roll_back(compiler, tokenizer):
     grammar = compiler.json_object()()
     ids = tokenizer.encode('{"key": [1, 2]}', bos=False)
