@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import numbers
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ __all__ = ["BLOCK_SIZE", "EngineConfig", "SamplingParams", "home"]
 
 BLOCK_SIZE = 32
 """Tokens per KV block. Measured choice: long enough for contiguous reads per head, short enough to share prefixes."""
+_LARGEST = 1e30
+"""Sampling computes in float32: a number beyond this one, or a divisor below its inverse, could leave its range."""
 
 
 def home() -> Path:
@@ -61,7 +64,7 @@ class SamplingParams:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         else:
-            object.__setattr__(self, "stop", tuple(self.stop))
+            object.__setattr__(self, "stop", tuple(self.stop or ()))
         self._check_numbers()
         self._check_ranges()
 
@@ -69,14 +72,15 @@ class SamplingParams:
         floats = "temperature top_p min_p typical_p repeat_penalty presence_penalty frequency_penalty"
         for name in (*floats.split(), "mirostat_tau", "mirostat_eta"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
                 raise RequestError(f"{name} must be a finite number, not {value!r}")
+            if abs(value) > _LARGEST:
+                raise RequestError(f"{name} must lie within {_LARGEST:g}, not {value}")
         for name in ("max_tokens", "top_k", "repeat_last_n", "mirostat"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise RequestError(f"{name} must be a whole number, not {value!r}")
-        if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
-            raise RequestError(f"seed must be a whole number, not {self.seed!r}")
+            _check_whole(name, getattr(self, name))
+        for name in ("seed", "logprobs"):
+            if getattr(self, name) is not None:
+                _check_whole(name, getattr(self, name))
 
     def _check_ranges(self) -> None:
         if self.temperature < 0:
@@ -84,7 +88,7 @@ class SamplingParams:
         for name in ("top_p", "min_p", "typical_p"):
             if not 0 <= getattr(self, name) <= 1:
                 raise RequestError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
-        if self.repeat_penalty <= 0:
+        if self.repeat_penalty < 1 / _LARGEST:
             raise RequestError(f"repeat_penalty must be above 0, not {self.repeat_penalty}")
         if self.max_tokens < -2:
             raise RequestError(f"max_tokens must be -2, -1, 0 or more, not {self.max_tokens}")
@@ -96,6 +100,22 @@ class SamplingParams:
             raise RequestError(f"logprobs must lie between 0 and 20, not {self.logprobs}")
         if any(not isinstance(s, str) for s in self.stop):
             raise RequestError("stop must be a list of strings")
+        if self.grammar is not None and not callable(self.grammar):
+            raise RequestError(f"grammar must be a function that makes one, not {self.grammar!r}")
+        self._check_bias()
+
+    def _check_bias(self) -> None:
+        if not isinstance(self.logit_bias, (Mapping, type(None))):
+            raise RequestError(f"logit_bias must be a dict of token ids and numbers, not {self.logit_bias!r}")
+        for token_id, bias in (self.logit_bias or {}).items():
+            _check_whole("a token id of logit_bias", token_id)
+            if not isinstance(bias, numbers.Real) or not (bias == -math.inf or abs(bias) <= _LARGEST):
+                raise RequestError(f"logit_bias of token {token_id} must be a number or -inf, not {bias!r}")
+
+
+def _check_whole(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise RequestError(f"{name} must be a whole number, not {value!r}")
 
 
 @dataclass(frozen=True)
@@ -115,3 +135,13 @@ class EngineConfig:
     swap_space: int = 0
     """Bytes of disk for KV blocks of preempted requests; 0: recompute them."""
     prefix_sharing: bool = True
+
+    def __post_init__(self) -> None:
+        least = {"ctx": 0, "memory": 0, "max_batch_tokens": 1, "max_seqs": 1, "max_waiting": 1, "swap_space": 0}
+        for name, minimum in least.items():
+            value = getattr(self, name)
+            if name == "memory" and value is None:
+                continue
+            _check_whole(name, value)
+            if value < minimum:
+                raise RequestError(f"{name} must be {minimum} or more, not {value}")

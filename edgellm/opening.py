@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 
 PARTIAL_CTX = 4096
 """Context of a model whose weights do not all fit, unless one is given."""
+MAX_THREADS = 1024
 CONTEXTS = 8
 """Without a given budget the pool holds this many whole contexts at most: a small model need not fill the machine."""
 
@@ -108,6 +109,8 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
     """Open a model, and its draft. Raises what `LLM` says."""
     if settings.draft_max is not None and settings.draft_max < 1:
         raise RequestError(f"draft_max must be 1 or more, not {settings.draft_max}")
+    if settings.threads and settings.threads not in range(MAX_THREADS + 1):
+        raise RequestError(f"threads must be a whole number from 1 to {MAX_THREADS}, not {settings.threads!r}")
     with ExitStack() as opened:
         target = ModelFile.open(path_or_name)
         opened.callback(target.gguf.close)

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from edgellm.config import SamplingParams
+from edgellm.config import EngineConfig, SamplingParams
 from edgellm.engine.sampler import Sampler, log_softmax_at, top_ids
 from edgellm.errors import EdgeLLMError, RequestError
 from tests.support.scripted import EOS, hash_script, scripted_llm
@@ -238,3 +238,39 @@ def test_a_grammar_masks_tokens_and_ends_the_answer() -> None:
         with pytest.raises(EdgeLLMError, match="choosing a token failed"):
             llm.generate("x", SamplingParams(max_tokens=2, grammar=lambda: type("G", (), {})()))
         assert llm.generate("x", SamplingParams(max_tokens=2, grammar=broken))[0].ids == []
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        # float32 ends at 3.4e38: https://en.wikipedia.org/wiki/Single-precision_floating-point_format
+        ("temperature", 1e308),
+        ("presence_penalty", -1e308),
+        ("repeat_penalty", 1e-308),
+        ("logprobs", "x"),
+        ("logprobs", True),
+        ("logit_bias", []),
+        ("logit_bias", {"5": 1.0}),
+        ("logit_bias", {5: float("nan")}),
+        ("logit_bias", {5: float("inf")}),
+        ("grammar", "root ::= [0-9]"),
+    ],
+)
+def test_wrong_values_are_named_where_they_are_given(name: str, value: object) -> None:
+    with pytest.raises(RequestError, match=name):
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_ends_of_the_ranges_leave_a_distribution() -> None:
+    for ends in ({"temperature": 1e30}, {"temperature": 1e-300}, {"repeat_penalty": 1e30}, {"repeat_penalty": 1e-30}):
+        found = probabilities(ONE_TO_FOUR, **{"presence_penalty": 1e30, "frequency_penalty": -1e30, **ends})
+        assert np.isfinite(found).all() and abs(found.sum() - 1) < 1e-6
+    assert SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3), stop=None).stop == ()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["ctx", "memory", "max_batch_tokens", "max_seqs", "max_waiting", "swap_space"])
+@pytest.mark.parametrize("value", [-1, 1.5, "8G"])
+def test_wrong_sizes_are_named_where_they_are_given(name: str, value: object) -> None:
+    with pytest.raises(RequestError, match=name):
+        EngineConfig(**{"ctx": 16, name: value})  # type: ignore[arg-type]
