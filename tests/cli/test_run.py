@@ -145,13 +145,15 @@ def server(model: Path, tmp_path: Path) -> Iterator[str]:
     log = tmp_path / "log"
     with log.open("wb") as out:
         process = subprocess.Popen(words, stderr=out, stdout=out, cwd=ROOT, env=environment)
-    deadline = time.monotonic() + 60
-    while not (found := re.search(rb"serving on http://([\d.:]+)", log.read_bytes())):
-        assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-        time.sleep(0.05)
-    yield found[1].decode()
-    process.terminate()
-    process.wait(timeout=30)
+    try:
+        deadline = time.monotonic() + 60
+        while not (found := re.search(rb"serving on http://([\d.:]+)", log.read_bytes())):
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        yield found[1].decode()
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
 
 
 def test_a_running_server_that_has_the_model_is_used_and_said(
