@@ -16,18 +16,18 @@ from edgellm.engine.request import Request
 
 __all__ = ["GRACE", "SIZES", "Budget", "Pacer"]
 
-STRETCH = 2.7
+STRETCH = 2.4
 """A step with prompt tokens may take this many plain decode steps. What is promised is 4 at the 99th percentile; on a
 machine that does other things, too, late steps are most of the difference."""
 
-LEAST = 0.75
+LEAST = 0.5
 """Decode steps that prompt tokens may take at least, should decoding have become dearer meanwhile."""
 
 GRACE = 4
 """Answers with no more tokens than this have only just begun: they wait for prompts that came with them."""
 
-SIZES = (2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 448, 512)
-"""Few different sizes, because a backend may keep one recorded step per size."""
+SIZES = (4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 448, 512)
+"""By fours: deep in a prompt, where a token costs most, attention takes as long for two or three as for four."""
 
 FIRST = 16
 """Prompt tokens of the first step that is measured; the most may double with each step that goes well."""
@@ -73,7 +73,7 @@ class Pacer:
     def __init__(self, max_tokens: int):
         self.max_tokens = max_tokens
         self._most = min(FIRST, max_tokens)
-        self._decode_s: deque[float] = deque(maxlen=48)
+        self._decode_s: deque[float] = deque(maxlen=128)
         self._costs: dict[int, deque[float]] = {}
         """Recent seconds of a prompt token, by depth in SPANs."""
         self._asked = 0
