@@ -108,7 +108,8 @@ class RouteSpec:
 @dataclass(frozen=True)
 class KVSpec:
     """Shape of one layer's paged cache. `group` indexes `Batch.block_tables`. `kv_type`: "f32", "f16" or "q8_0".
-    `layer`: whose cache it is, for backends that do not keep all layers in one place."""
+    `layer`: whose cache it is, for backends that do not keep all layers in one place. `window`: positions that are read
+    behind the newest one, 0 for all; blocks behind it are used again."""
 
     n_kv_heads: int
     k_dim: int
@@ -117,6 +118,7 @@ class KVSpec:
     block_size: int
     group: int
     layer: int = 0
+    window: int = 0
 
 
 class KVPages(ABC):

@@ -58,9 +58,10 @@ class ModelRunner:
         self.backend = backend
         config = model.config
         self._groups = config.cache_groups
+        shape = config.n_kv_heads, config.k_dim, config.v_dim
         self._kv = [
             backend.new_kv(
-                KVSpec(config.n_kv_heads, config.k_dim, config.v_dim, kv_type, block_size, group, layer),
+                KVSpec(*shape, kv_type, block_size, group, layer, self._groups[group].window),
                 num_blocks[group] + 1,
             )
             for layer, group in enumerate(map(config.group_of, range(config.n_layers)))
