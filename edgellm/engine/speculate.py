@@ -35,6 +35,8 @@ LONG_GUESS = 8
 MEASURE_S = 2.0
 """Seconds after which no further measurement is begun at load."""
 
+LOOK_EVERY = 8
+"""Steps between two looks at whether the draft should begin to catch up with a request (a look takes 0.05 ms)."""
 USUAL_ANSWER = 200
 """Tokens an answer without a limit is taken to have when the draft's catching up is weighed."""
 
@@ -77,6 +79,7 @@ class Speculator:
         self._accounts: defaultdict[int, _Account] = defaultdict(_Account)
         self._sources: dict[int, str] = {}
         self._spent = 0.0
+        self._steps = 0
 
     def measure(self, runner: Runner, kv: KVCache) -> None:
         """Time target and draft before the first request, so that the first choice is no guess. Takes about
@@ -200,7 +203,11 @@ class Speculator:
         behind = {answer: self.model.behind(answer.request) for answer in asked}
         far = {answer: tokens for answer, tokens in behind.items() if tokens > near}
         wanted, probing = [], 0.0
+        self._steps += 1
         for answer, tokens in far.items():
+            begun = tokens < answer.request.num_tokens
+            if not begun and answer.request.num_new_tokens > 1 and self._steps % LOOK_EVERY:
+                continue
             left = min(answer.request.max_tokens - answer.request.num_new_tokens, USUAL_ANSWER)
             rate = self._rate(answer.request.request_id, "model").rate
             loss = tokens * self.controller.catch_up_s.typical + self.controller.probe_loss(n, True)
