@@ -1,4 +1,4 @@
-"""Any block type times one token: rows are read one after the other, each in order of its bytes.
+"""K types times one token: rows are read one after the other, each in order of its bytes.
 
 The values of a row's blocks (the numbers before the scale of x) go to scratch; then eight rows together, one in each
 lane, take their blocks in rising order, one FMA each. So no float sum ever runs along a vector, and the order is that

@@ -1,6 +1,7 @@
 """Sampling with guesses draws from the target's own distribution: 20,000 seeds against what `llm.logits` says.
 
-The default run has one setting; all of them: `pytest -m "slow or not slow" tests/engine/test_distribution.py`.
+The thorough run has one setting (half a minute); all of them: `pytest -m "" tests/engine/test_distribution.py`. The
+default run has tests/engine/test_speculate.py: the same seed gives the same answer with guesses and without.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from edgellm.engine.engine import Engine
 from edgellm.opening import Settings, open_engine
 from tests.support.guessing import always_guess
 from tests.support.tiny import tiny_gguf
+
+pytestmark = pytest.mark.thorough
 
 DRAWS, BATCH = 20_000, 250
 PROMPT, END = [5, 6], 0
