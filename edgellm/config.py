@@ -74,7 +74,7 @@ class SamplingParams:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
                 raise RequestError(f"{name} must be a finite number, not {value!r}")
-            if abs(value) > _LARGEST:
+            if abs(float(value)) > _LARGEST:
                 raise RequestError(f"{name} must lie within {_LARGEST:g}, not {value}")
         for name in ("max_tokens", "top_k", "repeat_last_n", "mirostat"):
             _check_whole(name, getattr(self, name))

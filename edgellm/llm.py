@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -132,7 +133,11 @@ class LLM:
         return list(self.tokenizer.encode(text, special=special, bos=bos))
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """Text of ids, control tokens left out."""
+        """Text of ids, control tokens left out. RequestError for ids outside the vocabulary."""
+        ids = self._ids(ids)
+        outside = next((i for i in ids if not 0 <= i < self.config.vocab_size), None)
+        if outside is not None:
+            raise RequestError(f"token {outside} is outside the vocabulary of {self.config.vocab_size}")
         return str(self.tokenizer.decode(ids))
 
     def submit(
@@ -147,6 +152,8 @@ class LLM:
         thread. `ctx`: this request's own limit. `show`: control tokens whose names are part of the text.
 
         Raises RequestError, ContextLengthError (both numbers), QueueFullError."""
+        if not isinstance(params, (SamplingParams, type(None))):
+            raise RequestError(f"params must be SamplingParams, not {type(params).__name__}")
         return self._thread.submit(self._ids(prompt), params, on_event, ctx=ctx, show=show)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
@@ -165,7 +172,9 @@ class LLM:
     ) -> list[Completion]:
         """Answer one prompt or several (batched), in order. `params`: for all, or one per prompt."""
         several = _several(prompts)
-        each = [params] * len(several) if params is None or isinstance(params, SamplingParams) else list(params)
+        if not isinstance(params, (SamplingParams, Sequence, type(None))):
+            raise RequestError(f"params must be SamplingParams, not {type(params).__name__}")
+        each = list(params) if isinstance(params, Sequence) else [params] * len(several)
         if len(each) != len(several):
             raise RequestError(f"{len(several)} prompts but {len(each)} SamplingParams")
         streams: list[Stream] = []
@@ -188,6 +197,8 @@ class LLM:
 
         if not messages:
             raise RequestError("at least one message is needed")
+        if tools and not self.template.supports_tools:
+            raise RequestError("the chat template of this model does not take tools")
         ids = self.template.encode(list(messages), tools=tools)
         style = ReplyStyle(self.template.source, self.tokenizer)
         done = self.submit(ids, params, show=style.shown).result()
@@ -198,10 +209,10 @@ class LLM:
         """Logits of every position, float32 (len(ids), vocab)."""
         return self._rows(ids, Task.LOGITS)
 
-    def embed(self, texts: Sequence[Prompt], truncate: bool = True) -> npt.NDArray[np.float32]:
-        """One vector of length 1 per text, float32 (n, dim), pooled as the model says (decoders: the last token).
+    def embed(self, texts: Prompt | Sequence[Prompt], truncate: bool = True) -> npt.NDArray[np.float32]:
+        """One vector of length 1 per text (or list of ids), float32 (n, dim), pooled as the model says (decoders: the last token).
         Texts over the context are cut to its first tokens, or refused (ContextLengthError) without `truncate`."""
-        rows = [self._ids(text) or [self._filler()] for text in texts]
+        rows = [self._ids(text) or [self._filler()] for text in _several(texts)]
         rows = [ids[: self.ctx] if truncate else ids for ids in rows]
         streams = [self._thread.submit(ids, SamplingParams(max_tokens=0), task=Task.HIDDEN) for ids in rows]
         vectors = [self._pool(self._collect(stream)) for stream in streams]
@@ -240,7 +251,11 @@ class LLM:
         self.close()
 
     def _ids(self, prompt: Prompt) -> list[int]:
-        return self.tokenize(prompt, special=True) if isinstance(prompt, str) else [int(i) for i in prompt]
+        if isinstance(prompt, str):
+            return self.tokenize(prompt, special=True)
+        if isinstance(prompt, bytes) or any(isinstance(i, bool) or not isinstance(i, Integral) for i in prompt):
+            raise RequestError("a prompt must be a text or a list of token ids (whole numbers)")
+        return [int(i) for i in prompt]
 
     def _filler(self) -> int:
         """What stands for an empty text."""

@@ -25,7 +25,7 @@ from edgellm.engine.model_runner import ModelRunner
 from edgellm.engine.prompt_cache import PromptCache
 from edgellm.engine.speculate import DEPTH, Speculator, split_draft
 from edgellm.engine.swap import SwapFile
-from edgellm.errors import RequestError
+from edgellm.errors import ModelNotFound, RequestError
 from edgellm.loader import GGUFFile, open_gguf
 from edgellm.memory import (
     MemoryPlan,
@@ -87,6 +87,8 @@ class Opened:
 class ModelFile:
     """An open model file, read as far as it goes without weights."""
 
+    name: str
+    """As it was asked for; of a path the last part."""
     path: Path
     gguf: GGUFFile
     config: ModelConfig
@@ -102,7 +104,8 @@ class ModelFile:
         except BaseException:
             gguf.close()
             raise
-        return cls(path, gguf, replace(config, vocab_size=config.vocab_size or tokenizer.vocab_size), tokenizer)
+        config = replace(config, vocab_size=config.vocab_size or tokenizer.vocab_size)
+        return cls(Path(path_or_name).name, path, gguf, config, tokenizer)
 
 
 def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Opened:
@@ -119,7 +122,7 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
         if draft_name:
             draft = ModelFile.open(draft_name)
             opened.callback(draft.gguf.close)
-            check_pair(compare_files(target, draft), target.path.name, draft.path.name)
+            check_pair(compare_files(target, draft), target.name, draft.name)
         template = ChatTemplate.from_metadata(target.gguf.metadata, target.tokenizer, source=settings.template)
         backend = create(settings.backend, settings.threads, settings.progress)
         opened.callback(backend.close)
@@ -177,7 +180,7 @@ def _place(file: ModelFile, backend: Backend, plan: MemoryPlan, pools: PoolSizes
         return backend
     cpu = create("cpu", settings.threads, settings.progress)
     placed = SplitBackend(cpu, backend, outside, file.config.n_layers)
-    log.warning("%s: %s", file.path.name, placed.words)
+    log.warning("%s: %s", file.name, placed.words)
     return placed
 
 
@@ -210,12 +213,17 @@ def _runner(file: ModelFile, backend: Backend, pools: PoolSizes, config: EngineC
 
 
 def find_file(path_or_name: str | os.PathLike[str]) -> Path:
-    """A path as it is, or the file of a stored name."""
-    if isinstance(path_or_name, os.PathLike) or os.path.exists(path_or_name):
+    """A path as it is, or the file of a stored name; a bare word is a file only where no model has that name."""
+    if isinstance(path_or_name, os.PathLike):
         return Path(path_or_name)
     from edgellm.hub.store import resolve
 
-    return resolve(path_or_name)
+    try:
+        return resolve(path_or_name)
+    except (ModelNotFound, RequestError):
+        if not os.path.isfile(path_or_name):
+            raise
+    return Path(path_or_name)
 
 
 def _budget(memory: int | None, limit: int | None) -> int:
@@ -242,7 +250,7 @@ def size_up(
 ) -> tuple[EngineConfig, MemoryPlan, PoolSizes, PoolSizes | None]:
     """The context and the block pools that fit the budget, which the device's `limit` caps. With `partial` the weights
     get what the rest leaves; a context that was not given is then short. Raises MemoryBudgetError with the numbers."""
-    model, name = target.config, target.path.name
+    model, name = target.config, target.name
     budget = _budget(config.memory, limit)
     draft_bytes = 0
     if draft:

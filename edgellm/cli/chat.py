@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from edgellm.cli.opening import note, open_session, read_stdin
+from edgellm.cli.opening import model_path, note, open_session, read_stdin
 from edgellm.cli.options import ModelFlags, SamplingFlags, local_option, model_options, sampling_options, stats_option
 
 __all__ = ["chat"]
@@ -35,6 +35,7 @@ def chat(
     if not sys.stdin.isatty():
         text = read_stdin()
         if not text.strip():
+            model_path(model)
             return
         with open_session(model, model_flags, local=local) as session:
             options = {**session.defaults, **sampling.given()}

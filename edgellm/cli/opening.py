@@ -60,17 +60,19 @@ def open_llm(
 ) -> LLM:
     """Load MODEL with the given flags (a context manager, like `LLM` itself). `template` replaces the file's own;
     `progress` hears of kernels that must be compiled (default: a bar)."""
-    path = model_path(name)
+    model_path(name)
     given = flags.given()
     if flags.draft is not None:
         from edgellm.engine.speculate import split_draft
 
         parts = split_draft(flags.draft)
-        given["draft"] = ",".join(part if part == "lookup" else str(model_path(part)) for part in parts)
+        for part in parts:
+            if part != "lookup":
+                model_path(part)
     from edgellm.cli.compile_bar import CompileBar
     from edgellm.llm import LLM
 
-    return LLM(path, **given, template=template, progress=progress or CompileBar())
+    return LLM(name, **given, template=template, progress=progress or CompileBar())
 
 
 def clean_text(text: str) -> str:

@@ -51,7 +51,7 @@ def pull(name: str, insecure: bool, connections: int | None, limit_rate: int | N
 
 def _plan_first(name: str, store: object, insecure: bool) -> None:
     """Says whether the model will fit, and asks on a terminal where it will not. No plan is no reason not to pull."""
-    from edgellm.errors import EdgeLLMError, PullError
+    from edgellm.errors import EdgeLLMError, PullError, RequestError
     from edgellm.hub import names, plan
     from edgellm.hub import store as stores
     from edgellm.hub.sources import find_remote
@@ -66,7 +66,7 @@ def _plan_first(name: str, store: object, insecure: bool) -> None:
             if all(file.layer.digest and store.has_blob(file.layer) for file in remote.files):
                 return
             facts = plan.remote_facts(web, remote)
-    except PullError:
+    except (PullError, RequestError):
         return  # the pull itself will say so
     except EdgeLLMError as error:
         _ask(plan.why_not(error))

@@ -58,6 +58,8 @@ def run(
         session_flags = {"sampling": sampling, "model_flags": model_flags, "local": local, "stats": stats}
         ctx.invoke(chat, model=model, system=system, truncate=truncate, **session_flags)
         return
+    if raw and system is not None:
+        raise click.UsageError("--raw leaves out the chat template, so there is no place for --system")
     text = read_stdin() if prompt is None else clean_text(prompt)
     from edgellm.cli.opening import open_session
 

@@ -45,7 +45,8 @@ class Name:
         for part, shape in _SHAPES.items():
             value = getattr(self, part)
             if not shape.match(value) or len(value) > _LIMITS[part] or ".." in value:
-                raise RequestError(f"{_shown(value)} is not a valid {part} in a model name")
+                signs = "- and _" if part == "namespace" else "-, _ and ."
+                raise RequestError(f"{_shown(value)} cannot be its {part} (letters, digits, {signs})")
 
     def __str__(self) -> str:
         """The shortest form that means the same, always with the tag."""
@@ -82,6 +83,8 @@ class WebFile:
 def parse_name(text: str) -> Name:
     """The name that `text` spells. Raises RequestError with the part that is wrong."""
     rest, insecure = text.strip(), False
+    if not rest:
+        raise RequestError("a model name is needed; none was given")
     scheme, separator, after = rest.partition("://")
     if separator:
         if scheme.lower() not in ("http", "https"):

@@ -14,6 +14,8 @@ from edgellm.errors import CancelledError, RequestError
 
 __all__ = ["BodyTooLarge", "SlowBody", "UnsupportedEncoding", "Wire", "parse", "read_json"]
 
+_FORM = re.compile(r"str|int|float|bool|(list|dict)\[.*\]")
+"""What pydantic calls the forms of a union in an error's place."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -107,6 +109,8 @@ def parse(wire: type[WireT], value: dict[str, Any]) -> WireT:
     try:
         return wire.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = ".".join(str(step) for step in first["loc"])
+        found = error.errors(include_url=False, include_input=False, include_context=False)
+        # Of a field that takes several forms, the one that the value fits furthest.
+        first = max((one for one in found if one["loc"][:1] == found[0]["loc"][:1]), key=lambda one: len(one["loc"]))
+        where = ".".join(str(step) for step in first["loc"] if not _FORM.fullmatch(str(step)))
         raise RequestError(f"{where}: {first['msg']}" if where else first["msg"]) from None

@@ -78,9 +78,12 @@ def join_text(content: str | list[dict[str, Any]] | None, model: str, where: str
         kind = part.get("type", "text")
         if kind in ("image_url", "image", "input_image"):
             raise no_images(model)
-        text = part.get("refusal") if kind == "refusal" else part.get("text")
-        if kind not in ("text", "input_text", "output_text", "refusal") or not isinstance(text, str):
+        if kind not in ("text", "input_text", "output_text", "refusal"):
             raise RequestError(f"{where}: a content part of type {kind!r} is not supported (text is)")
+        field = "refusal" if kind == "refusal" else "text"
+        text = part.get(field)
+        if not isinstance(text, str):
+            raise RequestError(f"{where}: a content part of type {kind!r} needs a string in {field!r}")
         texts.append(text)
     return "\n".join(texts)
 

@@ -86,7 +86,7 @@ def test_plain_families_and_requests_without_tools():
 def test_the_python_api_tells_reasoning_and_calls_apart():
     reply = f"<think>hm</think>\nOk.<tool_call>{JSON}</tool_call>"
     with scripted_llm(reply) as llm:
-        llm.template.source = "<tool_call> tools <think> </think>"
+        llm.template.source, llm.template.supports_tools = "<tool_call> tools <think> </think>", True
         done = llm.chat([{"role": "user", "content": "x"}], SamplingParams(temperature=0), tools=TOOLS)
         assert (done.text, done.reasoning) == ("Ok.", "hm")
         assert done.tool_calls == [{"type": "function", "function": {"name": "get_time", "arguments": ARGUMENTS}}]

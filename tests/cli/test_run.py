@@ -104,6 +104,26 @@ def test_raw_continues_the_text_without_the_template(model: Path, edgellm: Progr
     assert json.loads(done.stdout)["prompt_tokens"] == 2
 
 
+def test_raw_has_no_place_for_a_system_message(model: Path, edgellm: Program) -> None:
+    done = edgellm("run", model, "hi", "--raw", "--system", "x", *FLAGS)
+    assert done.returncode == 2 and b"--system" in done.stderr
+
+
+def test_empty_stdin_does_not_hide_a_missing_model(edgellm: Program) -> None:
+    done = edgellm("chat", "nosuch", *FLAGS)
+    assert done.returncode == 1 and b"no model named nosuch" in done.stderr
+
+
+def test_what_is_said_names_the_model_as_it_was_asked_for(
+    model: Path, edgellm: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
+    (tmp_path / "Modelfile").write_text(f"FROM {model}\n")
+    assert edgellm("create", "mine", "-f", tmp_path / "Modelfile").returncode == 0
+    done = edgellm("run", "mine", "hi", "--memory", "1", *FLAGS)
+    assert done.returncode == 1 and done.stderr.startswith(b"edgellm: mine needs ")
+
+
 def test_a_prompt_too_long_is_an_error_with_both_numbers(model: Path, edgellm: Program) -> None:
     done = edgellm("run", model, "a" * 300, *FLAGS)
     assert done.returncode == 1 and done.stdout == b""

@@ -85,6 +85,16 @@ def test_wrong_prompts_are_refused_where_they_are_given() -> None:
             llm.submit([1, 512])
         with pytest.raises(RequestError, match="token -1"):
             llm.submit([-1])
+        for wrong in ([1.5], [True], b"hi", [None], ["1"]):
+            with pytest.raises(RequestError, match="text or a list of token ids"):
+                llm.submit(wrong)  # type: ignore[arg-type]
+        with pytest.raises(RequestError, match="params must be SamplingParams, not dict"):
+            llm.generate("abc", {"max_tokens": 2})  # type: ignore[arg-type]
+        for outside in (512, -1):
+            with pytest.raises(RequestError, match=f"token {outside} is outside"):
+                llm.detokenize([outside])
+        with pytest.raises(RequestError, match="does not take tools"):
+            llm.chat([{"role": "user", "content": "x"}], tools=[{"type": "function", "function": {"name": "f"}}])
 
 
 def test_cancel_ends_within_a_step_and_gives_everything_back() -> None:

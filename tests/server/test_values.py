@@ -8,7 +8,10 @@ from datetime import datetime
 import pytest
 
 from edgellm.errors import RequestError
+from edgellm.server.body import parse
 from edgellm.server.durations import keep_alive_seconds, local_stamp, parse_duration, utc_stamp
+from edgellm.server.messages import join_text
+from edgellm.server.openai_wire import ChatBody
 from edgellm.server.options import parse_options
 from edgellm.server.settings import ServerSettings, parse_host
 
@@ -112,3 +115,25 @@ def test_b27_wrong_options_are_refused_by_name(name: str, value: object) -> None
 def test_b27_unknown_options_are_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
     assert parse_options({"n_ctx": 5}).sampling == {}
     assert "n_ctx" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        ({"stop": ["a", 5]}, "stop.1: Input should be a valid string"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content: Input should be a valid string"),
+        (
+            {"messages": [{"role": "user", "content": ["x"]}]},
+            "messages.0.content.0: Input should be a valid dictionary",
+        ),
+    ],
+)
+def test_a_wrong_field_is_named_as_the_client_wrote_it(body: dict[str, object], words: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse(ChatBody, {"model": "m", "messages": [], **body})
+    assert str(caught.value) == words
+
+
+def test_a_part_without_its_text_says_what_is_missing() -> None:
+    with pytest.raises(RequestError, match="needs a string in 'text'"):
+        join_text([{"type": "text"}], "m", "messages.0")
