@@ -210,7 +210,7 @@ class LLM:
         return self._rows(ids, Task.LOGITS)
 
     def embed(self, texts: Prompt | Sequence[Prompt], truncate: bool = True) -> npt.NDArray[np.float32]:
-        """One vector of length 1 per text (or list of ids), float32 (n, dim), pooled as the model says (decoders: the last token).
+        """One vector of length 1 per text (or list of ids), float32 (n, dim), pooled as the model says (decoders: last).
         Texts over the context are cut to its first tokens, or refused (ContextLengthError) without `truncate`."""
         rows = [self._ids(text) or [self._filler()] for text in _several(texts)]
         rows = [ids[: self.ctx] if truncate else ids for ids in rows]
