@@ -19,7 +19,6 @@ from edgellm import LLM, SamplingParams
 from edgellm.engine.thread import Stream
 from edgellm.errors import EdgeLLMError
 
-
 LONGEST_S = 5.0
 """A round that took longer had been stopped meanwhile."""
 
