@@ -15,10 +15,10 @@ rename, so several processes may compile at once and the package itself may be r
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import importlib.metadata
+import logging
 import os
 import re
 import sys
@@ -34,6 +34,8 @@ from edgellm.config import home
 from edgellm.errors import BackendUnavailable
 
 __all__ = ["Inline", "Kernel", "Library", "Target", "host_target", "inline", "jit_disabled", "kernel"]
+
+log = logging.getLogger(__name__)
 
 DIGEST = 16
 """Bytes of checksum before the object code in a cache file."""
@@ -158,6 +160,7 @@ class Library:
         self._addresses: dict[str, int] = {}
         self._engines: list[Any] = []
         self._compiler: Any = None
+        self._keeps = True
 
     def missing(self, kernels: Iterable[Kernel]) -> list[Kernel]:
         """Kernels that are neither loaded nor on disk."""
@@ -192,13 +195,19 @@ class Library:
 
             self._compiler = Compiler(self.target)
         code: bytes = self._compiler.object_code(item)
-        # A cache that cannot be written costs time at the next start, nothing else.
-        with contextlib.suppress(OSError):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".tmp", delete=False) as file:
-                file.write(_digest(code) + code)
-            os.replace(file.name, self.folder / f"{item.key}.o")
+        try:
+            self._keep(item, code)
+        except OSError as error:
+            if self._keeps:
+                log.warning("kernels are compiled anew at every start: %s: %s", self.folder, error.strerror)
+            self._keeps = False
         return code
+
+    def _keep(self, item: Kernel, code: bytes) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".tmp", delete=False) as file:
+            file.write(_digest(code) + code)
+        os.replace(file.name, self.folder / f"{item.key}.o")
 
     def _cached(self, item: Kernel) -> bytes | None:
         """Object code on disk; None when it is not there or damaged (a bad object would end the process)."""

@@ -70,6 +70,17 @@ def test_compiled_equals_plain(tmp_path, monkeypatch, copies):
         assert Library().missing([item]) == []
 
 
+@pytest.mark.skipif(jit_disabled(), reason="nothing is compiled")
+def test_a_cache_that_cannot_be_written_is_said_once(tmp_path, monkeypatch, caplog):
+    (tmp_path / "kernels").write_bytes(b"a file where the folder should be")
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
+    library = Library()
+    library.load([row_dot(2), row_dot(3)])
+    assert library.address(row_dot(2)) and library.address(row_dot(3))
+    (said,) = caplog.messages
+    assert "compiled anew at every start" in said and str(tmp_path / "kernels") in said
+
+
 def test_cached_kernel_loads_without_numba(tmp_path, monkeypatch):
     """b: the second start must not pay for importing the compiler."""
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
