@@ -16,6 +16,8 @@ __all__ = ["BodyTooLarge", "SlowBody", "UnsupportedEncoding", "Wire", "parse", "
 
 _FORM = re.compile(r"str|int|float|bool|(list|dict)\[.*\]")
 """What pydantic calls the forms of a union in an error's place."""
+_MAX_DEPTH = 256
+"""Lists and objects within each other: far more than any request needs, far less than Python's recursion bears."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -84,10 +86,21 @@ async def read_json(request: Request) -> dict[str, Any]:
         raise RequestError("the request body is nested too deeply") from None
     except ValueError as error:
         raise RequestError(f"the request body is not JSON: {error}") from None
+    if raw.count(b"[") + raw.count(b"{") > _MAX_DEPTH and _deeper(value, _MAX_DEPTH):
+        raise RequestError(f"the request body is nested too deeply: over {_MAX_DEPTH} levels")
     if not isinstance(value, dict):
         raise RequestError(f"the request body must be a JSON object, not {type(value).__name__}")
     # A lone surrogate has no UTF-8 form: as in Go, it becomes U+FFFD.
     return _mended(value) if b"\\ud" in raw.lower() else value
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects lie deeper than that (Python's own parser stops at 1,000 or 10,000, by version)."""
+    layer = [value]
+    for _ in range(levels):
+        nested = [item.values() if isinstance(item, dict) else item for item in layer if isinstance(item, (dict, list))]
+        layer = [item for items in nested for item in items]
+    return any(isinstance(item, (dict, list)) for item in layer)
 
 
 def _no_constant(name: str) -> NoReturn:
