@@ -123,7 +123,9 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
             draft = ModelFile.open(draft_name)
             opened.callback(draft.gguf.close)
             check_pair(compare_files(target, draft), target.name, draft.name)
-        template = ChatTemplate.from_metadata(target.gguf.metadata, target.tokenizer, source=settings.template)
+        template = ChatTemplate.from_metadata(
+            target.gguf.metadata, target.tokenizer, source=settings.template, model=target.name
+        )
         backend = create(settings.backend, settings.threads, settings.progress)
         opened.callback(backend.close)
         # Now, so that all libraries are loaded and count as what the process holds already.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from edgellm.chat.template import ChatTemplate
@@ -37,8 +36,8 @@ class PairMember(Protocol):
     """What is compared: an open model file with its tokenizer."""
 
     @property
-    def path(self) -> Path:
-        """The file."""
+    def name(self) -> str:
+        """What the user called it."""
 
     @property
     def gguf(self) -> Any:
@@ -65,7 +64,7 @@ def compare_files(target: PairMember, draft: PairMember) -> list[Finding]:
     """Everything that can be told without running the models."""
     return [
         *(
-            Finding("error", f"{m.path.name} is an encoder: it writes no text")
+            Finding("error", f"{m.name} is an encoder: it writes no text")
             for m in (target, draft)
             if not m.config.causal
         ),
@@ -113,13 +112,19 @@ def _special_tokens(target: Any, draft: Any) -> list[Finding]:
 
 
 def _templates(target: PairMember, draft: PairMember) -> Finding:
+    members = {f"the target {target.name}": target, f"the draft {draft.name}": draft}
+    templates = {who: ChatTemplate.from_metadata(m.gguf.metadata, m.tokenizer) for who, m in members.items()}
+    without = [who for who, template in templates.items() if template.is_fallback]
+    if len(without) == len(templates):
+        return Finding("ok", "neither model has a chat template")
+    if without:
+        return Finding("warning", f"{without[0]} has no chat template")
     texts = []
-    for member in (target, draft):
-        template = ChatTemplate.from_metadata(member.gguf.metadata, member.tokenizer)
+    for who, template in templates.items():
         try:
             texts.append([template.render(list(conversation)) for conversation in CONVERSATIONS])
         except EdgeLLMError as error:
-            return Finding("warning", f"the chat template of {member.path.name} failed: {error}")
+            return Finding("warning", f"the chat template of {who} failed: {error}")
     for i, (a, b) in enumerate(zip(*texts, strict=True)):
         if a != b:
             at = next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -37,10 +37,18 @@ class ChatTemplate:
     Thread-safe. The template is compiled at the first use, so that a broken one does not stop raw prompts.
     """
 
-    def __init__(self, source: str, tokenizer: Tokenizer, is_fallback: bool = False, tools_source: str | None = None):
+    def __init__(
+        self,
+        source: str,
+        tokenizer: Tokenizer,
+        is_fallback: bool = False,
+        tools_source: str | None = None,
+        model: str = "this model",
+    ):
         self.source = source
         self.is_fallback = is_fallback
         self._tokenizer = tokenizer
+        self._model = model
         self._with_tools = ChatTemplate(tools_source, tokenizer) if tools_source is not None else None
         self._lock = threading.Lock()
         self._guard: Guard | None = None
@@ -48,11 +56,17 @@ class ChatTemplate:
 
     @classmethod
     def from_metadata(
-        cls, metadata: Mapping[str, Any], tokenizer: Tokenizer, name: str = "default", source: str | None = None
+        cls,
+        metadata: Mapping[str, Any],
+        tokenizer: Tokenizer,
+        name: str = "default",
+        source: str | None = None,
+        model: str = "this model",
     ) -> ChatTemplate:
         """The template `name` of a GGUF file (`default`, `tool_use`, ...), or the text `source` in its place.
 
-        With `default`, requests that bring tools use the file's `tool_use` template when it has one.
+        With `default`, requests that bring tools use the file's `tool_use` template when it has one. `model`: what
+        messages call the model.
         """
         if source is not None:
             return cls(source, tokenizer)
@@ -63,10 +77,8 @@ class ChatTemplate:
         if name in named:
             return cls(str(named[name]), tokenizer, tools_source=named.get("tool_use") if name == "default" else None)
         if name != "default":
-            raise TemplateError(
-                f"this model has no chat template {name!r}; it has: {', '.join(sorted(named)) or 'none'}"
-            )
-        return cls(FALLBACK, tokenizer, is_fallback=True)
+            raise TemplateError(f"{model} has no chat template {name!r}; it has: {', '.join(sorted(named)) or 'none'}")
+        return cls(FALLBACK, tokenizer, is_fallback=True, model=model)
 
     @property
     def supports_tools(self) -> bool:
@@ -130,7 +142,7 @@ class ChatTemplate:
     ) -> str:
         """The prompt with guarded texts; leaves the guard in `_guard`."""
         if self.is_fallback and not self._told:
-            log.warning("this model has no chat template: the messages are its bare prompt, joined by empty lines")
+            log.warning("%s has no chat template: the messages are its bare prompt, joined by empty lines", self._model)
             self._told = True
         keep_null = bool(re.search(r"is (not )?none|[!=]= none", self.source))
         short_ids = bool(re.search(r"length\s*(!=|==|<)\s*9|length 9", self.source))

@@ -24,7 +24,9 @@ def check_pair(target: str, draft_model: str, model_flags: ModelFlags, as_json: 
     and the memory both take. Exit code 1 if it cannot."""
     from edgellm.measure.pair import weigh_pair
 
-    report = weigh_pair(model_path(target), model_path(draft_model), **model_flags.given())
+    for name in (target, draft_model):
+        model_path(name)
+    report = weigh_pair(target, draft_model, **model_flags.given())
     if as_json:
         click.echo(json.dumps(report.as_json()))
     else:

@@ -41,7 +41,7 @@ class PairReport:
 def weigh_pair(target: str | os.PathLike[str], draft: str | os.PathLike[str], **settings: Any) -> PairReport:
     """Compare two models' files; where they fit, measure both. `settings`: as for `LLM` (backend, threads, memory).
 
-    Raises what opening either model raises."""
+    Findings call the models what the caller does. Raises what opening either model raises."""
     first, second = ModelFile.open(target), ModelFile.open(draft)
     try:
         findings = compare_files(first, second)

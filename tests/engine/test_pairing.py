@@ -9,9 +9,12 @@ import gguf
 import pytest
 
 from edgellm import LLM
+from edgellm.cli.main import main
 from edgellm.errors import DraftPairError, EdgeLLMError, RequestError
 from edgellm.measure.pair import weigh_pair
 from tests.support.tiny import tiny_gguf
+
+NO_TEMPLATE: dict[str, Any] = {"metadata": {"tokenizer.chat_template": None}}
 
 
 def test_b33_pairs_that_cannot_work_are_refused_at_load(tmp_path: Path) -> None:
@@ -47,6 +50,26 @@ def test_check_pair_gives_a_verdict_with_reasons(tmp_path: Path) -> None:
     assert report.speed_ratio == pytest.approx((report.draft_tok_s or 0) / (report.target_tok_s or 1))
     unfit = weigh_pair(target, tiny_gguf(tmp_path / "big.gguf", vocab_size=1200), memory=1 << 30)
     assert (unfit.verdict, unfit.speed_ratio) == ("unfit", None)
+
+
+def test_a_doubtful_pair_is_named_in_its_warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    target = tiny_gguf(tmp_path / "target.gguf", context_length=128)
+    draft = tiny_gguf(tmp_path / "draft.gguf", context_length=64, n_layers=1, **NO_TEMPLATE)
+    LLM(target, backend="reference", memory=1 << 30, draft=draft).close()
+    said = [record.getMessage() for record in caplog.records]
+    assert "draft.gguf as draft for target.gguf: the draft draft.gguf has no chat template" in said
+    assert [line for line in said if "the draft's context (64) is shorter" in line and "draft.gguf as draft" in line]
+    assert not [line for line in said if "this model" in line]
+
+
+def test_check_pair_calls_models_what_the_user_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
+    file = tiny_gguf(tmp_path / "draft.gguf", context_length=64, n_layers=1, **NO_TEMPLATE)
+    (tmp_path / "Modelfile").write_text(f"FROM {file}\n")
+    assert main(["create", "small", "-f", str(tmp_path / "Modelfile")]) == 0
+    target = tiny_gguf(tmp_path / "target.gguf", context_length=64)
+    assert main(["check-pair", str(target), "small", "--backend", "reference", "--memory", "1G"]) == 0
+    assert "warning the draft small has no chat template" in capsys.readouterr().out
 
 
 def test_a_draft_may_be_any_path(tmp_path: Path) -> None:
