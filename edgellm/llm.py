@@ -25,7 +25,7 @@ from edgellm.engine.model_runner import Runner
 from edgellm.engine.output import Completion, TokenEvent, TokenLogprobs
 from edgellm.engine.request import Task
 from edgellm.engine.thread import EngineThread, Stream
-from edgellm.errors import RequestError
+from edgellm.errors import BackendUnavailable, RequestError
 from edgellm.memory import peak_bytes
 from edgellm.models.config import ModelConfig
 
@@ -126,7 +126,11 @@ class LLM:
         self.config = engine.model_config
         self.ctx = engine.config.ctx
         self._on_close = tuple(on_close)
-        self._thread = EngineThread(engine)
+        try:
+            self._thread = EngineThread(engine)
+        except RuntimeError as error:
+            self._give_back()
+            raise BackendUnavailable(f"the engine's thread cannot be started: {error}") from None
 
     def tokenize(self, text: str, special: bool = False, bos: bool | None = None) -> list[int]:
         """Ids of a text. `special`: control tokens written in it count as such; `bos`: None as the model says."""
@@ -240,6 +244,9 @@ class LLM:
     def close(self) -> None:
         """Abort what runs and give everything back. Idempotent."""
         self._thread.close()
+        self._give_back()
+
+    def _give_back(self) -> None:
         on_close, self._on_close = self._on_close, ()
         for function in on_close:
             function()

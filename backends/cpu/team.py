@@ -39,6 +39,7 @@ from edgellm.backends.cpu.tape import (
     UNITS,
     Tape,
 )
+from edgellm.errors import BackendUnavailable
 
 __all__ = ["Team", "default_threads"]
 
@@ -179,7 +180,10 @@ def _performance_cores() -> int:
 
 
 class Team:
-    """`n_threads` members; `run` is safe to call from several Python threads (they take turns)."""
+    """`n_threads` members; `run` is safe to call from several Python threads (they take turns).
+
+    Raises BackendUnavailable, also from a `run` after `close`, when the system gives no more threads.
+    """
 
     def __init__(self, library: Library, n_threads: int):
         self.n_threads = n_threads
@@ -198,6 +202,7 @@ class Team:
             self._publish, self._lead, self._work = (library.function(k) for k in KERNELS)
             yield_ = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
             self._state[YIELD // 8], self._state[MEMBERS // 8] = yield_ or 0, n_threads
+            self._start()  # now, so that a system without threads says so before anything is computed
 
     def run(self, tape: Tape, batch: Batch) -> None:
         """Load a batch into a tape and run all of its ops."""
@@ -222,14 +227,17 @@ class Team:
     def close(self) -> None:
         """End the workers. Idempotent; the team starts again when it is used again."""
         with self._lock:
-            self._closing = True
-            for wake in self._wake:
-                wake.release()
-            for worker in self._workers:
-                worker.join()
-            self._workers = []
-            self._wake = [threading.Semaphore(0) for _ in range(self.n_threads)]
-            self._closing = False
+            self._end()
+
+    def _end(self) -> None:
+        self._closing = True
+        for wake in self._wake:
+            wake.release()
+        for worker in self._workers:
+            worker.join()
+        self._workers = []
+        self._wake = [threading.Semaphore(0) for _ in range(self.n_threads)]
+        self._closing = False
 
     def _reserve(self, size: int) -> None:
         if self._scratch and len(self._scratch[0]) >= size + ALIGN:
@@ -245,8 +253,14 @@ class Team:
             return
         for i in range(1, self.n_threads):
             worker = threading.Thread(target=self._serve, args=(i,), name=f"edgellm-cpu-{i}", daemon=True)
+            try:
+                worker.start()
+            except RuntimeError as error:
+                self._end()
+                raise BackendUnavailable(
+                    f"thread {i + 1} of {self.n_threads} cannot be started ({error}); ask for fewer (--threads)"
+                ) from None
             self._workers.append(worker)
-            worker.start()
 
     def _serve(self, member: int) -> None:
         wake, asleep = self._wake[member], (THREADS + member * PER_THREAD + ASLEEP) // 8

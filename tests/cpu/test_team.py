@@ -16,6 +16,7 @@ from edgellm.backends.cpu.elementwise import add_scaled
 from edgellm.backends.cpu.jit import Library, jit_disabled
 from edgellm.backends.cpu.simd import ISA
 from edgellm.backends.cpu.team import ASLEEP, PER_THREAD, THREADS
+from edgellm.errors import BackendUnavailable
 from tests.cpu.support import Cache, constant
 
 needs_jit = pytest.mark.skipif(jit_disabled(), reason="about compiled kernels")
@@ -87,6 +88,33 @@ def test_idle_workers_go_to_sleep_and_wake_up():
     assert (backend.execute(forward, batch) == first).all()
     backend.close()
     assert not any(t.name.startswith("edgellm-cpu") and t.is_alive() for t in backend._team._workers)
+    assert (backend.execute(forward, batch) == first).all()
+    backend.close()
+
+
+@needs_jit
+def test_a_system_without_threads_says_so_and_close_is_clean(monkeypatch):
+    def workers():
+        return [t for t in threading.enumerate() if t.name.startswith("edgellm-cpu")]
+
+    before, start = workers(), threading.Thread.start
+
+    def refuse(thread):
+        if thread.name == "edgellm-cpu-2":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    backend = CPUBackend(threads=3)
+    forward, batch, _ = chain(backend)
+    first = backend.execute(forward, batch)
+    backend.close()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    for attempt in (lambda: CPUBackend(threads=3), lambda: backend.execute(forward, batch)):
+        with pytest.raises(BackendUnavailable, match=r"thread 3 of 3 cannot be started .*--threads"):
+            attempt()
+        backend.close()
+        assert workers() == before
+    monkeypatch.undo()
     assert (backend.execute(forward, batch) == first).all()
     backend.close()
 
