@@ -19,7 +19,7 @@ from edgellm.hub.manifest import Layer
 from edgellm.hub.modelfile import Modelfile, check_template
 from edgellm.hub.names import is_path, parse_name
 from edgellm.hub.store import Store, StoredModel
-from edgellm.loader import open_gguf
+from edgellm.loader import check_file, open_gguf
 
 __all__ = ["create", "import_file"]
 
@@ -79,8 +79,7 @@ def _base_layers(source: str, folder: Path, store: Store, say: Callable[[str], N
     path = Path(source).expanduser()
     path = path if path.is_absolute() else folder / path
     if is_path(source) or path.is_file():
-        if not path.is_file():
-            raise ModelNotFound(f"{source}: no such file (FROM of the Modelfile)")
+        check_file(path, shown=f"FROM {source}")
         return import_file(path, store, say)
     st.resolve(source, store)  # fetches `demo`, and says what to pull where the name is not here
     model = st.find(source, store)

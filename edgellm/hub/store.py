@@ -27,6 +27,7 @@ from edgellm.hub import manifest as mf
 from edgellm.hub.disk import locked, make_folder, sync_folder, write_atomic, write_failed
 from edgellm.hub.manifest import Layer, Manifest
 from edgellm.hub.names import Name, is_path, parse_name, parse_web_file
+from edgellm.loader import check_file
 
 __all__ = ["Store", "StoredModel", "find", "resolve"]
 
@@ -349,12 +350,11 @@ def find(text: str, store: Store | None = None, to_run: bool = True) -> StoredMo
 def resolve(text: str, store: Store | None = None) -> Path:
     """The .gguf file for what a user typed as MODEL: a path, a stored name, or `demo`, which is fetched on first use.
 
-    Raises ModelNotFound with the command that would bring it.
+    Raises ModelNotFound with the command that would bring it, or what `check_file` says of a path.
     """
     if is_path(text):
         path = Path(text).expanduser()
-        if not path.exists():
-            raise ModelNotFound(f"{text}: no such file")
+        check_file(path, shown=text)
         return path
     store = store or Store()
     try:

@@ -188,14 +188,29 @@ def _split(shard: Shard, key: str, default: int) -> int:
     return value
 
 
-def _map(path: Path) -> mmap.mmap | bytes:
-    """The whole file as a read-only map (an empty file cannot be mapped: empty bytes)."""
+def check_file(path: Path, shown: str = "") -> None:
+    """Sees that a regular file is at `path`, which messages call `shown`. Raises ModelNotFound where nothing is there,
+    GGUFError for anything else (a folder, a link to itself, a folder on the way that may not be entered)."""
+    shown = shown or str(path)
     try:
         mode = os.stat(path).st_mode
-        if stat.S_ISDIR(mode):
-            raise GGUFError(f"{path}: is a folder; give the .gguf file in it")
-        if not stat.S_ISREG(mode):
-            raise GGUFError(f"{path}: is not a regular file")
+    except FileNotFoundError:
+        leads = f": it is a link to {os.readlink(path)}, which is not there" if path.is_symlink() else ""
+        raise ModelNotFound(f"{shown}: no such file{leads}") from None
+    except ValueError as error:  # a NUL byte in the path
+        raise GGUFError(f"{shown!a}: cannot be opened: {error}") from None
+    except OSError as error:
+        raise GGUFError(f"{shown}: cannot be opened: {error.strerror}") from None
+    if stat.S_ISDIR(mode):
+        raise GGUFError(f"{shown}: is a folder; give the .gguf file in it")
+    if not stat.S_ISREG(mode):
+        raise GGUFError(f"{shown}: is not a regular file")
+
+
+def _map(path: Path) -> mmap.mmap | bytes:
+    """The whole file as a read-only map (an empty file cannot be mapped: empty bytes)."""
+    check_file(path)
+    try:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 return b""
@@ -208,7 +223,7 @@ def _map(path: Path) -> mmap.mmap | bytes:
         return mapped
     except FileNotFoundError:
         raise ModelNotFound(f"{path}: no such file") from None
-    except ValueError as error:  # a NUL byte in the path, or a file that shrank between the two calls
-        raise GGUFError(f"{str(path)!a}: cannot be opened: {error}") from None
+    except ValueError as error:  # the file shrank between the two calls
+        raise GGUFError(f"{path}: cannot be opened: {error}") from None
     except OSError as error:
         raise GGUFError(f"{path}: cannot be opened: {error.strerror}") from None

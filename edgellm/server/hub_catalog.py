@@ -11,6 +11,7 @@ from edgellm.errors import ModelNotFound, RequestError
 from edgellm.hub import store as hub
 from edgellm.hub.names import Name, parse_name
 from edgellm.hub.store import Store, StoredModel
+from edgellm.loader import check_file
 from edgellm.server.catalog import ModelDetails, ModelRecord
 from edgellm.server.gguf_details import read_details, read_metadata
 
@@ -28,10 +29,9 @@ class HubCatalog:
         self._details: dict[tuple[str, float, int, str | None], ModelDetails] = {}
 
     def add_file(self, path: Path) -> ModelRecord:
-        """Serves a file where it lies, under its own name. Raises ModelNotFound."""
+        """Serves a file where it lies, under its own name. Raises ModelNotFound, or GGUFError for what is no file."""
         path = path.expanduser().absolute()
-        if not path.is_file():
-            raise ModelNotFound(f"{path}: no such file")
+        check_file(path)
         stem = re.sub(r"[^A-Za-z0-9_.-]+|\.\.+", "-", path.stem).strip("-.") or "model"
         name = Name(*_LIBRARY, stem[:96], "latest")
         facts = path.stat()

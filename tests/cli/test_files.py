@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,40 @@ def test_a_bad_file_is_one_line_and_exit_1(
     assert captured.out == ""
     assert captured.err.startswith("edgellm: ") and captured.err.count("\n") == 1
     assert "bad.gguf" in captured.err
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def _dangling(path: Path) -> None:
+    path.symlink_to("elsewhere.gguf")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (_loop, os.strerror(errno.ELOOP)),
+        (_dangling, "no such file: it is a link to elsewhere.gguf, which is not there"),
+        (Path.mkdir, "is a folder; give the .gguf file in it"),
+        (os.mkfifo, "is not a regular file"),
+    ],
+)
+@pytest.mark.parametrize("words", [["run", "M", "x"], ["chat", "M"], ["serve", "M", "--port", "0"], ["create", "c"]])
+def test_a_path_that_is_no_file_says_what_it_is(
+    make, reason: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("sys.stdin", Stdin(b""))
+    path = tmp_path / "model.gguf"
+    make(path)
+    modelfile = tmp_path / "Modelfile"
+    modelfile.write_text(f"FROM {path}\n")
+    words = [str(path) if word == "M" else word for word in words]
+    assert main([*words, *(["-f", str(modelfile)] if words[0] == "create" else [])]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    assert "model.gguf: " in captured.err and reason in captured.err
 
 
 def test_an_unknown_name_says_how_to_get_it(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch) -> None:
