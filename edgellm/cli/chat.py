@@ -7,14 +7,22 @@ import sys
 import click
 
 from edgellm.cli.opening import model_path, note, open_session, read_stdin
-from edgellm.cli.options import ModelFlags, SamplingFlags, local_option, model_options, sampling_options, stats_option
+from edgellm.cli.options import (
+    ModelFlags,
+    SamplingFlags,
+    Text,
+    local_option,
+    model_options,
+    sampling_options,
+    stats_option,
+)
 
 __all__ = ["chat"]
 
 
 @click.command()
 @click.argument("model", default="demo")
-@click.option("--system", help="System message.")
+@click.option("--system", type=Text(), help="System message.")
 @click.option("--truncate", is_flag=True, help="Drop oldest turns when the context is full, without asking.")
 @sampling_options
 @model_options

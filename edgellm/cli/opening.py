@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edgellm.hub.store import StoredModel
     from edgellm.llm import LLM
 
-__all__ = ["clean_text", "model_path", "note", "open_llm", "open_session", "read_stdin", "stored_model"]
+__all__ = ["model_path", "note", "open_llm", "open_session", "read_stdin", "stored_model"]
 
 
 def note(text: str) -> None:
@@ -73,11 +73,6 @@ def open_llm(
     from edgellm.llm import LLM
 
     return LLM(name, **given, template=template, progress=progress or CompileBar())
-
-
-def clean_text(text: str) -> str:
-    """`text` with bytes that were not UTF-8 (Python keeps them as lone surrogates) replaced by U+FFFD."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def read_stdin() -> str:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-__all__ = ["ModelFlags", "SamplingFlags", "Size", "json_option", "local_option"]
+__all__ = ["ModelFlags", "SamplingFlags", "Size", "Text", "json_option", "local_option"]
 __all__ += ["model_options", "plain_model_options", "sampling_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -30,6 +30,21 @@ class Size(click.ParamType):  # type: ignore[type-arg]
         if not match:
             self.fail(f"{value!r} is not a size such as 800M or 8G", param, ctx)
         return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+
+
+class Text(click.ParamType):  # type: ignore[type-arg]
+    """Words for the model. Python keeps bytes that the locale cannot read as lone surrogates: put together again they
+    are UTF-8, or wrong usage."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text as typed."""
+        data = str(value).encode("utf-8", "surrogateescape")
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            self.fail(f"it is not UTF-8 at byte {error.start}", param, ctx)
 
 
 class Finite(click.FloatRange):

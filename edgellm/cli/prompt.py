@@ -6,12 +6,13 @@ one piece). The newline after the opening quotes and the one before the closing 
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TextIO
 
-from edgellm.cli.opening import clean_text, note
+from edgellm.cli.opening import note
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["LineReader", "Reader", "TerminalReader", "make_reader", "quotes_are_open", "unquote"]
 
 QUOTES = '"""'
+PROMPT, CONTINUED = ">>> ", "... "
 
 
 def quotes_are_open(text: str) -> bool:
@@ -46,17 +48,26 @@ class Reader(Protocol):
 class LineReader:
     """Plain lines from stdin, for a terminal on which nothing can be drawn."""
 
+    def __init__(self) -> None:
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="surrogateescape")
+
     def read(self) -> str:
         """See `Reader`."""
-        text = sys.stdin.readline()
+        text = self._line(PROMPT)
         while quotes_are_open(text):
-            line = sys.stdin.readline()
-            if not line:
-                raise EOFError
-            text += line
-        if not text:
+            text += self._line(CONTINUED)
+        return _as_utf8(text.removesuffix("\n"))
+
+    def _line(self, prompt: str) -> str:
+        screen = _screen()
+        if screen.isatty():
+            screen.write(prompt)
+            screen.flush()
+        line = sys.stdin.readline()
+        if not line:
             raise EOFError
-        return clean_text(text)
+        return line
 
 
 class TerminalReader:
@@ -66,23 +77,39 @@ class TerminalReader:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.output import create_output
 
-        output = create_output(sys.stdout if sys.stdout.isatty() else sys.stderr)
+        output = create_output(_screen())
         if hasattr(output, "enable_cpr"):
             # Asking the terminal where its cursor is costs a second at every prompt on one that does not answer.
             output.enable_cpr = False
         self._session: PromptSession[str] = PromptSession(
-            message=[("ansicyan", ">>> ")],
+            message=[("ansicyan", PROMPT)],
             history=_history(history),
             key_bindings=_key_bindings(),
             multiline=True,
-            prompt_continuation=[("ansicyan", "... ")],
+            prompt_continuation=[("ansicyan", CONTINUED)],
             output=output,
             enable_history_search=True,
         )
 
     def read(self) -> str:
         """See `Reader`."""
-        return clean_text(self._session.prompt())
+        return _as_utf8(self._session.prompt())
+
+
+def _screen() -> TextIO:
+    """Where prompts go: answers may be on their way into a file."""
+    return sys.stdout if sys.stdout.isatty() else sys.stderr
+
+
+def _as_utf8(text: str) -> str:
+    """What was typed. Bytes that are not UTF-8 (Python keeps them as lone surrogates) become U+FFFD, and a note says
+    so."""
+    data = text.encode("utf-8", "surrogateescape")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        note("what was typed is not UTF-8; such bytes are read as U+FFFD")
+        return data.decode("utf-8", "replace")
 
 
 def _history(path: Path) -> History:

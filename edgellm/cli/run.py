@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from edgellm.cli.opening import clean_text, read_stdin
+from edgellm.cli.opening import read_stdin
 from edgellm.cli.options import (
     ModelFlags,
     SamplingFlags,
+    Text,
     json_option,
     local_option,
     model_options,
@@ -25,8 +26,8 @@ __all__ = ["answer_once", "run"]
 
 @click.command()
 @click.argument("model")
-@click.argument("prompt", required=False)
-@click.option("--system", help="System message.")
+@click.argument("prompt", type=Text(), required=False)
+@click.option("--system", type=Text(), help="System message.")
 @click.option("--raw", is_flag=True, help="Continue PROMPT as it stands, without the chat template.")
 @click.option("--truncate", is_flag=True, help="Drop oldest turns when the prompt is too long, instead of an error.")
 @sampling_options
@@ -60,7 +61,7 @@ def run(
         return
     if raw and system is not None:
         raise click.UsageError("--raw leaves out the chat template, so there is no place for --system")
-    text = read_stdin() if prompt is None else clean_text(prompt)
+    text = read_stdin() if prompt is None else prompt
     from edgellm.cli.opening import open_session
 
     with open_session(model, model_flags, local=local or raw or as_json) as session:

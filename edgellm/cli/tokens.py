@@ -6,15 +6,15 @@ import json
 
 import click
 
-from edgellm.cli.opening import clean_text, model_path, read_stdin
-from edgellm.cli.options import json_option
+from edgellm.cli.opening import model_path, read_stdin
+from edgellm.cli.options import Text, json_option
 
 __all__ = ["tokenize"]
 
 
 @click.command()
 @click.argument("model")
-@click.argument("text", required=False)
+@click.argument("text", type=Text(), required=False)
 @click.option("--special/--no-special", default=False, help="Read control tokens in TEXT as such. Default: as text.")
 @click.option("--bos/--no-bos", default=None, help="Put the begin token in front. Default: as the model says.")
 @json_option
@@ -27,7 +27,7 @@ def tokenize(model: str, text: str | None, special: bool, bos: bool | None, as_j
     from edgellm import tokenizer
 
     tok = tokenizer.from_gguf(model_path(model))
-    ids = [int(i) for i in tok.encode(read_stdin() if text is None else clean_text(text), special=special, bos=bos)]
+    ids = [int(i) for i in tok.encode(read_stdin() if text is None else text, special=special, bos=bos)]
     tokens = [tok.tokens[i] for i in ids]
     if as_json:
         click.echo(json.dumps({"ids": ids, "tokens": tokens}))

@@ -92,6 +92,22 @@ def test_wrong_usage_is_2(words, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Usage: edgellm" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["run", "m.gguf", "a\udcff"], "PROMPT"),
+        (["run", "m.gguf", "hi", "--system", "a\udcff"], "--system"),
+        (["chat", "m.gguf", "--system", "a\udcff"], "--system"),
+        (["tokenize", "m.gguf", "a\udcff"], "TEXT"),
+    ],
+)
+def test_text_that_is_not_utf8_is_wrong_usage(words: list[str], name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert name in captured.err.splitlines()[-1] and captured.err.endswith("it is not UTF-8 at byte 1\n")
+
+
 def test_a_reader_that_went_away_is_no_traceback() -> None:
     code = "import sys; from edgellm.cli.main import main; sys.exit(main(['--help']))"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -183,12 +183,18 @@ def test_b32_output_into_a_pipe_has_no_escape_codes(tmp_path: Path) -> None:
 
 def test_b32_a_terminal_that_cannot_draw_reads_plain_lines(tmp_path: Path) -> None:
     term = Terminal(tmp_path, "pong", term="dumb")
-    term.type("ping\n")
-    term.child.expect_exact("pong")
-    term.type('"""a\nb"""\n')
-    term.child.expect_exact("pong")
-    term.leave("\x04")
+    term.child.expect_exact(">>> ")
+    term.child.setecho(False)
+    os.write(term.child.child_fd, b"a\xff\xc3\xa9\n")
+    term.child.expect_exact("not UTF-8")
+    term.child.expect_exact("pong\r\n>>> ")
+    assert term.last_user_message() == "a\ufffd\xe9"
+    term.type('"""a\n')
+    term.child.expect_exact("... ")
+    term.type('b"""\n')
+    term.child.expect_exact("pong\r\n>>> ")
     assert term.last_user_message() == "a\nb"
+    term.leave("\x04")
     assert "\x1b" not in term.child.before
 
 
