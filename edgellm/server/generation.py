@@ -1,15 +1,16 @@
-"""A job in the engine: model leased, prompt built, requests submitted, token events read back as deltas."""
+"""Jobs in the engine: model leased, prompts built, requests submitted, token events read back as deltas."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from edgellm.chat.tools import Parser
+from edgellm.config import SamplingParams
 from edgellm.errors import CancelledError, EdgeLLMError
 from edgellm.server.bridge import Bridge, Feed
 from edgellm.server.job import Delta, Finish, Job, ToolCall
@@ -22,49 +23,55 @@ __all__ = ["Generation"]
 
 @dataclass
 class _Answer:
-    """One of a job's answers while it runs."""
+    """One of the answers while it runs."""
 
     index: int
     feed: Feed
+    prepared: Prepared
+    params: SamplingParams
     parser: Parser
     n_calls: int = 0
     n_thought: int = 0
 
 
 class Generation:
-    """All answers of one job. Made by `start`; `close` frees everything, at any time."""
+    """All answers of one request, job by job. Made by `start`; `close` frees everything, at any time."""
 
-    def __init__(self, lease: Lease, prepared: Prepared, metrics: Metrics, started: float):
+    def __init__(self, lease: Lease, answers: Sequence[_Answer], metrics: Metrics, started: float):
         self._lease = lease
-        self._prepared = prepared
+        self._answers = answers
         self._metrics = metrics
         self._started = started
-        self._answers: list[_Answer] = []
         self._first_token: float | None = None
         self.on_close: Callable[[Generation], None] | None = None
 
     @classmethod
-    async def start(cls, lease: Lease, job: Job, bridge: Bridge, metrics: Metrics, started: float) -> Generation:
-        """Builds the prompt and submits the job's requests, in a worker thread: long prompts take a while.
+    async def start(
+        cls, lease: Lease, jobs: Sequence[Job], bridge: Bridge, metrics: Metrics, started: float
+    ) -> Generation:
+        """Builds the prompts and submits the jobs' requests, in a worker thread: long prompts take a while.
 
-        Raises what is wrong with the job before any byte of an answer is out. Gives the lease back if it fails.
+        Raises what is wrong with a job before any byte of an answer is out. Gives the lease back if it fails.
         """
-        feeds = [Feed(bridge) for _ in range(job.count)]
+        answers: list[_Answer] = []
 
-        def submit() -> Prepared:
-            prepared = prepare(job, lease.loaded)
-            for feed, params in zip(feeds, prepared.params, strict=True):
-                feed.start(lease.llm.submit, prepared.ids, params, prepared.shown)
-            return prepared
+        def submit() -> None:
+            for job in jobs:
+                prepared = prepare(job, lease.loaded)
+                for params in prepared.params:
+                    answers.append(_Answer(len(answers), Feed(bridge), prepared, params, prepared.parser()))
+            for answer in answers:
+                prepared = answer.prepared
+                answer.feed.start(lease.llm.submit, prepared.ids, answer.params, prepared.shown)
 
         def abandon(*_: object) -> None:
-            for feed in feeds:
-                feed.cancel()
+            for answer in answers:
+                answer.feed.cancel()
             lease.release()
 
         work = asyncio.get_running_loop().run_in_executor(None, submit)
         try:
-            prepared = await asyncio.shield(work)
+            await asyncio.shield(work)
         except asyncio.CancelledError:
             # The thread can't be stopped: what it submits is cancelled when it is done.
             work.add_done_callback(abandon)
@@ -72,9 +79,7 @@ class Generation:
         except BaseException:
             abandon()
             raise
-        generation = cls(lease, prepared, metrics, started)
-        generation._answers = [_Answer(i, feed, prepared.parser()) for i, feed in enumerate(feeds)]
-        return generation
+        return cls(lease, answers, metrics, started)
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """The pieces of all answers as they come. Raises an EdgeLLMError when the engine gave a request up."""
@@ -118,8 +123,10 @@ class Generation:
                 raise CancelledError("the request was cancelled")
             delta = self._delta(answer, event)
             if delta.content or delta.thinking or delta.tool_calls or delta.logprobs or delta.finish:
-                yield replace(delta, prompt_tokens=len(self._prepared.ids)) if first else delta
-                first = False
+                if first:
+                    prepared, first = answer.prepared, False
+                    delta = replace(delta, content=prepared.echo + delta.content, prompt_tokens=len(prepared.ids))
+                yield delta
 
     def _delta(self, answer: _Answer, event: Any) -> Delta:
         pieces = answer.parser.push(event.text) if event.text else []
@@ -157,8 +164,8 @@ class Generation:
             prefill_s=timings.get("prefill_s", 0.0),
             decode_s=timings.get("decode_s", now - first),
             total_s=now - self._started,
-            ids=(*self._prepared.ids, *ids),
-            truncated=self._prepared.truncated,
+            ids=(*answer.prepared.ids, *ids),
+            truncated=answer.prepared.truncated,
         )
         self._metrics.finished(self._lease.loaded.record.name, finish, first - self._started)
         return finish

@@ -59,6 +59,8 @@ class Job:
     """Whether whole oldest turns may be dropped to fit the context."""
     count: int = 1
     """How many answers (`n`)."""
+    echo: bool = False
+    """Whether each answer begins with the prompt."""
     keep_alive: float | None = None
 
 

@@ -50,7 +50,7 @@ async def chat(request: Request) -> Response:
     job = chat_job(body)
     if not body.messages:
         return await _load_or_unload(request, job, chat=True)
-    return await answer(request, job, OllamaChunks(body.model, chat=True), stream=body.stream is not False)
+    return await answer(request, [job], OllamaChunks(body.model, chat=True), stream=body.stream is not False)
 
 
 async def generate(request: Request) -> Response:
@@ -60,7 +60,7 @@ async def generate(request: Request) -> Response:
     if not body.prompt and not body.suffix:
         return await _load_or_unload(request, job, chat=False)
     framer = OllamaChunks(body.model, chat=False, raw=bool(body.raw))
-    return await answer(request, job, framer, stream=body.stream is not False)
+    return await answer(request, [job], framer, stream=body.stream is not False)
 
 
 async def _load_or_unload(request: Request, job: Job, *, chat: bool) -> Response:

@@ -22,9 +22,10 @@ class _Frames:
     kind = ""
     prefix = ""
 
-    def __init__(self, model: str, *, include_usage: bool = False):
+    def __init__(self, model: str, *, include_usage: bool = False, n_prompts: int = 1):
         self.model = model
         self.include_usage = include_usage
+        self.n_prompts = n_prompts
         self.id = new_id(self.prefix)
         self.created = int(time.time())
         self.finishes: dict[int, Finish] = {}
@@ -48,14 +49,14 @@ class _Frames:
         """The usage chunk where it was asked for, then the end mark."""
         if not self.include_usage:
             return [DONE]
-        return [sse({**self.head(self.kind, []), "usage": usage(self._ordered())}), DONE]
+        return [sse({**self.head(self.kind, []), "usage": self._usage()}), DONE]
 
     def fail(self, status: int, message: str) -> list[bytes]:
         """The event that ends a stream that broke."""
         return [sse(error_body("openai", status, message))]
 
-    def _ordered(self) -> list[Finish]:
-        return [self.finishes[index] for index in sorted(self.finishes)]
+    def _usage(self) -> dict[str, Any]:
+        return usage([self.finishes[index] for index in sorted(self.finishes)], self.n_prompts)
 
 
 class ChatFrames(_Frames):
@@ -125,7 +126,7 @@ class ChatFrames(_Frames):
             choice: dict[str, Any] = {"index": index, "message": message, "finish_reason": reason}
             choice["logprobs"] = chat_logprobs(answer.logprobs)
             choices.append(choice)
-        return {**self.head("chat.completion", choices), "usage": usage(self._ordered())}
+        return {**self.head("chat.completion", choices), "usage": self._usage()}
 
     def _chunk(
         self, index: int, delta: dict[str, Any], reason: str | None = None, logprobs: tuple[Any, ...] = ()
@@ -146,8 +147,8 @@ class CompletionFrames(_Frames):
     kind = "text_completion"
     prefix = "cmpl-"
 
-    def __init__(self, model: str, *, include_usage: bool = False):
-        super().__init__(model, include_usage=include_usage)
+    def __init__(self, model: str, *, include_usage: bool = False, n_prompts: int = 1):
+        super().__init__(model, include_usage=include_usage, n_prompts=n_prompts)
         self._offsets: dict[int, int] = {}
 
     def push(self, delta: Delta) -> list[bytes]:
@@ -166,7 +167,7 @@ class CompletionFrames(_Frames):
             assert answer.finish is not None
             self.finishes[index] = answer.finish
             choices.append(self._choice(answer))
-        return {**self.head(self.kind, choices), "usage": usage(self._ordered())}
+        return {**self.head(self.kind, choices), "usage": self._usage()}
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         reason = delta.finish.reason if delta.finish is not None else None

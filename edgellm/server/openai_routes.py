@@ -15,7 +15,7 @@ from edgellm.server.anthropic_wire import CountBody, MessageFrames, MessagesBody
 from edgellm.server.body import Wire, parse, read_json
 from edgellm.server.catalog import ModelRecord
 from edgellm.server.openai_frames import ChatFrames, CompletionFrames
-from edgellm.server.openai_wire import ChatBody, CompletionBody, chat_job, completion_job
+from edgellm.server.openai_wire import ChatBody, CompletionBody, chat_job, completion_jobs
 from edgellm.server.replies import JSONReply
 from edgellm.server.responses_frames import ResponseFrames
 from edgellm.server.responses_wire import ResponsesBody, responses_job
@@ -39,15 +39,16 @@ async def chat_completions(request: Request) -> Response:
     body = parse(ChatBody, await read_json(request))
     _need_model(body.model)
     frames = ChatFrames(body.model, include_usage=body.include_usage)
-    return await answer(request, chat_job(body), frames, stream=bool(body.stream))
+    return await answer(request, [chat_job(body)], frames, stream=bool(body.stream))
 
 
 async def completions(request: Request) -> Response:
     """POST /v1/completions."""
     body = parse(CompletionBody, await read_json(request))
     _need_model(body.model)
-    frames = CompletionFrames(body.model, include_usage=body.include_usage)
-    return await answer(request, completion_job(body), frames, stream=bool(body.stream))
+    jobs = completion_jobs(body)
+    frames = CompletionFrames(body.model, include_usage=body.include_usage, n_prompts=len(jobs))
+    return await answer(request, jobs, frames, stream=bool(body.stream))
 
 
 async def responses(request: Request) -> Response:
@@ -56,13 +57,13 @@ async def responses(request: Request) -> Response:
     _need_model(body.model)
     job = responses_job(body)
     frames = ResponseFrames(job, body.instructions, body.tools, body.text.format if body.text else None)
-    return await answer(request, job, frames, stream=bool(body.stream))
+    return await answer(request, [job], frames, stream=bool(body.stream))
 
 
 async def messages(request: Request) -> Response:
     """POST /v1/messages."""
     body = parse(MessagesBody, await read_json(request))
-    return await answer(request, messages_job(body), MessageFrames(body.model), stream=bool(body.stream))
+    return await answer(request, [messages_job(body)], MessageFrames(body.model), stream=bool(body.stream))
 
 
 async def count_tokens(request: Request) -> Response:

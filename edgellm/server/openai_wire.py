@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from edgellm.errors import RequestError
@@ -10,10 +11,12 @@ from edgellm.server.body import Wire
 from edgellm.server.job import Finish, Job, OutputFormat
 from edgellm.server.messages import ChatMessage, Tool, to_tools, to_turns
 
-__all__ = ["ChatBody", "CompletionBody", "chat_job", "completion_job", "effort_to_think"]
+__all__ = ["ChatBody", "CompletionBody", "chat_job", "completion_jobs", "effort_to_think"]
 __all__ += ["response_format", "tool_choice", "usage"]
 
 MAX_COUNT = 16
+MAX_CHOICES = 128
+"""Answers to one request: prompts times `n`."""
 _EFFORTS: dict[str, bool | str] = {
     "none": False,
     "minimal": "low",
@@ -79,7 +82,7 @@ class ChatBody(SamplingBody):
 class CompletionBody(SamplingBody):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int]
+    prompt: str | list[str] | list[int] | list[list[int]]
     suffix: str | None = None
     echo: bool | None = None
     logprobs: int | None = None
@@ -205,40 +208,54 @@ def chat_job(body: ChatBody) -> Job:
     )
 
 
-def completion_job(body: CompletionBody) -> Job:
-    """A text completion request as a job: text goes through the chat template as one user turn, as in Ollama;
-    token ids and fill-in-the-middle go to the model as they are."""
-    if body.echo:
-        raise RequestError("echo is not supported")
-    prompt = body.prompt
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
-        prompt = prompt[0]
-    if isinstance(prompt, list) and any(isinstance(item, str) for item in prompt):
-        raise RequestError("prompt: one text (or one list of token ids) per request is supported")
+def completion_jobs(body: CompletionBody) -> list[Job]:
+    """A text completion request as one job per prompt: text goes through the chat template as one user turn, as in
+    Ollama; token ids and fill-in-the-middle go to the model as they are."""
+    prompts, count = _prompts(body.prompt), _count(body)
+    if not prompts:
+        raise RequestError("prompt: at least one text or list of token ids is needed")
+    if len(prompts) * count > MAX_CHOICES:
+        raise RequestError(f"at most {MAX_CHOICES} choices per request, not {len(prompts)} prompts times n = {count}")
+    if body.echo and body.logprobs is not None:
+        raise RequestError("echo and logprobs do not go together here: logprobs are of the answer's tokens only")
     fields = sampling(body)
-    fields.setdefault("max_tokens", -1)
     if body.logprobs is not None:
         fields["logprobs"] = body.logprobs
-    ids = tuple(item for item in prompt if isinstance(item, int)) if isinstance(prompt, list) else None
-    plain = ids is not None or bool(body.suffix)
-    return Job(
+    job = Job(
         model=body.model,
-        messages=None if plain else ({"role": "user", "content": prompt},),
-        prompt=(ids if ids is not None else str(prompt)) if plain else None,
         suffix=body.suffix or None,
+        echo=bool(body.echo),
         think=False,
         sampling=fields,
-        count=_count(body),
+        count=count,
     )
+    return [
+        replace(job, prompt=prompt)
+        if isinstance(prompt, tuple) or body.suffix
+        else replace(job, messages=({"role": "user", "content": prompt},))
+        for prompt in prompts
+    ]
 
 
-def usage(finishes: list[Finish]) -> dict[str, Any]:
-    """OpenAI's usage of one or several answers to one prompt; the prompt counts whole, cached tokens included."""
-    prompt = finishes[0].prompt_tokens if finishes else 0
+def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[str | tuple[int, ...]]:
+    """Each prompt as text or as ids."""
+    if isinstance(given, str):
+        return [given]
+    ids = tuple(item for item in given if isinstance(item, int))
+    if ids:
+        return [ids]
+    return [tuple(item) if isinstance(item, list) else str(item) for item in given]
+
+
+def usage(finishes: list[Finish], n_prompts: int = 1) -> dict[str, Any]:
+    """OpenAI's usage of answers in the order of their prompts, equally many to each; a prompt counts whole and once,
+    cached tokens included."""
+    firsts = finishes[:: max(1, len(finishes) // n_prompts)]
+    prompt = sum(finish.prompt_tokens for finish in firsts)
     new = sum(finish.new_tokens for finish in finishes)
-    details: dict[str, Any] = {"cached_tokens": finishes[0].cached_tokens if finishes else 0}
-    if finishes and finishes[0].miss_reason:
-        details["miss_reason"] = finishes[0].miss_reason
+    details: dict[str, Any] = {"cached_tokens": sum(finish.cached_tokens for finish in firsts)}
+    if reason := next((finish.miss_reason for finish in firsts if finish.miss_reason), None):
+        details["miss_reason"] = reason
     return {
         "prompt_tokens": prompt,
         "completion_tokens": new,

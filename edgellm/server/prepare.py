@@ -13,7 +13,7 @@ from edgellm.errors import MemoryBudgetError, RequestError
 from edgellm.server.job import Job
 from edgellm.server.manager import LoadedModel
 from edgellm.server.options import parse_options
-from edgellm.server.prompt import build_prompt
+from edgellm.server.prompt import build_prompt, prompt_text
 from edgellm.server.style import Style, reply_style
 
 __all__ = ["Prepared", "context_limit", "prepare"]
@@ -33,6 +33,8 @@ class Prepared:
     shown: frozenset[int]
     """Control tokens whose names the parser reads."""
     truncated: tuple[int, int] | None
+    echo: str = ""
+    """Text that each answer begins with."""
 
 
 def prepare(job: Job, loaded: LoadedModel) -> Prepared:
@@ -51,7 +53,8 @@ def prepare(job: Job, loaded: LoadedModel) -> Prepared:
     if not ids:
         raise RequestError("the prompt is empty")
     params = _params(job, stored.sampling, style, llm, ids, ctx)
-    return Prepared(tuple(ids), params, style.parser(ids), style.shown, truncated)
+    echo = prompt_text(job, llm) if job.echo else ""
+    return Prepared(tuple(ids), params, style.parser(ids), style.shown, truncated, echo)
 
 
 def context_limit(asked: int | None, llm: Any, name: str) -> int:

@@ -13,7 +13,7 @@ from edgellm.server.catalog import ModelRecord
 from edgellm.server.job import Job
 from edgellm.server.truncate import fit_turns
 
-__all__ = ["build_prompt", "chat_turns", "fim_ids"]
+__all__ = ["build_prompt", "chat_turns", "fim_ids", "prompt_text"]
 
 _log = logging.getLogger("edgellm.server")
 _FIM = (
@@ -49,6 +49,13 @@ def build_prompt(
     if len(ids) >= limit:
         raise ContextLengthError(len(ids), limit)
     return ids, None
+
+
+def prompt_text(job: Job, llm: Any) -> str:
+    """The prompt as the client gave it: the last message, the text, or what the ids say."""
+    if job.messages is not None:
+        return str(job.messages[-1]["content"])
+    return llm.detokenize(job.prompt) if isinstance(job.prompt, tuple) else job.prompt or ""
 
 
 def chat_turns(job: Job, record: ModelRecord) -> list[dict[str, Any]]:

@@ -26,18 +26,19 @@ from edgellm.server.state import ServerState
 __all__ = ["answer", "count_prompt", "embed_inputs", "find_model", "refuse_while_draining"]
 
 
-async def answer(request: Request, job: Job, framer: Framer, *, stream: bool) -> Response:
-    """The reply to `job` in the framer's dialect. Raises what goes wrong before the first byte."""
+async def answer(request: Request, jobs: Sequence[Job], framer: Framer, *, stream: bool) -> Response:
+    """The reply to a request's jobs, all for one model, in the framer's dialect. Raises what goes wrong before the
+    first byte."""
     state: ServerState = request.app.state.server
     refuse_while_draining(state)
-    return await attended(request, _answer(state, job, framer, stream))
+    return await attended(request, _answer(state, jobs, framer, stream))
 
 
-async def _answer(state: ServerState, job: Job, framer: Framer, stream: bool) -> Response:
+async def _answer(state: ServerState, jobs: Sequence[Job], framer: Framer, stream: bool) -> Response:
     started = time.perf_counter()
-    record = await find_model(state, job.model)
-    lease = await state.manager.acquire(record, job.keep_alive)
-    generation = await Generation.start(lease, job, state.bridge, state.metrics, started)
+    record = await find_model(state, jobs[0].model)
+    lease = await state.manager.acquire(record, jobs[0].keep_alive)
+    generation = await Generation.start(lease, jobs, state.bridge, state.metrics, started)
     state.running.add(generation)
     generation.on_close = state.running.discard
     try:

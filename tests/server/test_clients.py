@@ -87,6 +87,8 @@ def test_openai_python(server: Live) -> None:
     assert [choice.index for choice in several.choices] == [0, 1, 2]
     text = client.completions.create(model="demo", prompt="Once", max_tokens=LIMIT, logprobs=2, temperature=0)
     assert len(text.choices[0].logprobs.tokens) == text.usage.completion_tokens
+    texts = client.completions.create(model="demo", prompt=["Once", "Twice"], n=2, echo=True, max_tokens=2)
+    assert [(c.index, c.text[:4]) for c in texts.choices] == [(0, "Once"), (1, "Once"), (2, "Twic"), (3, "Twic")]
     vectors = client.embeddings.create(model="demo", input=["a", "b"]).data
     assert sum(x * x for x in vectors[1].embedding) == pytest.approx(1, abs=1e-3)
     with pytest.raises(openai.NotFoundError, match="model 'nope' not found"):
