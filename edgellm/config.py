@@ -25,7 +25,10 @@ def home() -> Path:
     platform's cache folder."""
     given = os.environ.get("EDGELLM_HOME")
     if given:
-        return Path(given).expanduser()
+        try:
+            return Path(given).expanduser()
+        except RuntimeError:
+            raise RequestError(f"EDGELLM_HOME is {given!r}, but there is no such user") from None
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("edgellm", appauthor=False))

@@ -17,6 +17,7 @@ from edgellm.cli.machine import default_threads, peak_rss_bytes
 from edgellm.cli.opening import model_path, open_llm
 from edgellm.cli.options import ModelFlags, json_option, plain_model_options
 from edgellm.errors import RequestError
+from edgellm.hub.child import python_command
 
 if TYPE_CHECKING:
     from edgellm.measure.bench import BenchResult
@@ -117,7 +118,7 @@ def _progress(text: str) -> None:
 
 def _bandwidth(threads: int) -> float:
     code = f"from edgellm.backends.cpu.bandwidth import measure_bandwidth; print(measure_bandwidth({threads}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run(python_command(code), capture_output=True, text=True)
     if done.returncode:
         raise RequestError(f"the bandwidth could not be measured: {done.stderr.strip().splitlines()[-1]}")
     return float(done.stdout) / 1e9

@@ -24,13 +24,15 @@ __all__ = ["perplexity"]
 def perplexity(model: str, file: Path, model_flags: ModelFlags, as_json: bool) -> None:
     """Perplexity of MODEL on the text in FILE, by llama-perplexity's rule: windows of --ctx (512) tokens, the second
     half of each scored."""
-    from edgellm.measure.perplexity import measure_perplexity
+    from edgellm.measure.perplexity import SHORTEST, measure_perplexity
 
+    ctx = model_flags.ctx or 512
+    if ctx < SHORTEST:
+        raise click.BadParameter(f"must be {SHORTEST} or more, not {ctx}", param_hint="--ctx")
     try:
         text = file.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise RequestError(f"{file} is not UTF-8 text (byte {error.start})") from None
-    ctx = model_flags.ctx or 512
 
     def progress(done: int, total: int, ppl: float) -> None:
         if sys.stderr.isatty():

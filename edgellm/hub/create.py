@@ -17,7 +17,7 @@ from edgellm.hub.details import config_bytes
 from edgellm.hub.disk import make_folder, write_failed
 from edgellm.hub.manifest import Layer
 from edgellm.hub.modelfile import Modelfile, check_template
-from edgellm.hub.names import is_path, parse_name
+from edgellm.hub.names import as_path, is_path, parse_name
 from edgellm.hub.store import Store, StoredModel
 from edgellm.loader import check_file, open_gguf
 
@@ -76,7 +76,7 @@ def import_file(path: Path, store: Store, say: Callable[[str], None] = lambda li
 
 
 def _base_layers(source: str, folder: Path, store: Store, say: Callable[[str], None]) -> list[Layer]:
-    path = Path(source).expanduser()
+    path = as_path(source)
     path = path if path.is_absolute() else folder / path
     if is_path(source) or path.is_file():
         check_file(path, shown=f"FROM {source}")

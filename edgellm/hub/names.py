@@ -11,11 +11,12 @@ import hashlib
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from edgellm.errors import RequestError
 
-__all__ = ["DEFAULT_HOST", "HF_HOST", "Name", "WebFile", "is_path", "parse_name", "parse_web_file"]
+__all__ = ["DEFAULT_HOST", "HF_HOST", "Name", "WebFile", "as_path", "is_path", "parse_name", "parse_web_file"]
 
 DEFAULT_HOST = "registry.ollama.ai"
 HF_HOST = "hf.co"
@@ -148,6 +149,14 @@ def is_path(text: str) -> bool:
     return (
         text.endswith(".gguf") or text.startswith(("/", "./", "../", "~")) or (os.sep in text and os.path.isfile(text))
     )
+
+
+def as_path(text: str) -> Path:
+    """The path that `text` means; `~` is a home folder. Raises RequestError for a user that is not known."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise RequestError(f"{_shown(text)}: there is no such user; a path that begins with ~ is written ./~") from None
 
 
 def _shown(text: str) -> str:

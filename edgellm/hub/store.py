@@ -26,7 +26,7 @@ from edgellm.errors import ModelNotFound, RequestError, StoreError, UnsupportedM
 from edgellm.hub import manifest as mf
 from edgellm.hub.disk import locked, make_folder, sync_folder, write_atomic, write_failed
 from edgellm.hub.manifest import Layer, Manifest
-from edgellm.hub.names import Name, is_path, parse_name, parse_web_file
+from edgellm.hub.names import Name, as_path, is_path, parse_name, parse_web_file
 from edgellm.loader import check_file
 
 __all__ = ["Store", "StoredModel", "find", "resolve"]
@@ -353,7 +353,7 @@ def resolve(text: str, store: Store | None = None) -> Path:
     Raises ModelNotFound with the command that would bring it, or what `check_file` says of a path.
     """
     if is_path(text):
-        path = Path(text).expanduser()
+        path = as_path(text)
         check_file(path, shown=text)
         return path
     store = store or Store()

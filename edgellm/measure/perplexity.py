@@ -20,7 +20,10 @@ from edgellm.errors import RequestError
 if TYPE_CHECKING:
     from edgellm.llm import LLM
 
-__all__ = ["Perplexity", "measure_perplexity", "score_windows"]
+__all__ = ["SHORTEST", "Perplexity", "measure_perplexity", "score_windows"]
+
+SHORTEST = 4
+"""Tokens of the smallest window."""
 
 Logits = Callable[[Sequence[int]], npt.NDArray[np.float32]]
 
@@ -42,8 +45,8 @@ def score_windows(
     progress: Callable[[int, int, float], None] | None = None,
 ) -> Perplexity:
     """Perplexity of `ids`. `logits(window)` gives float32 (ctx, vocab). `progress(done, total, ppl so far)`."""
-    if ctx < 4:
-        raise RequestError(f"--ctx must be 4 or more, not {ctx}")
+    if ctx < SHORTEST:
+        raise RequestError(f"a window must hold {SHORTEST} tokens or more, not {ctx}")
     n_windows = len(ids) // ctx
     if n_windows == 0:
         raise RequestError(f"the text has {len(ids)} tokens, fewer than one window of {ctx}; choose a smaller --ctx")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from starlette.applications import Starlette
 
@@ -20,10 +19,10 @@ def build_app(settings: ServerSettings, models: Sequence[str] = ()) -> Starlette
 
     Raises ModelNotFound for one that is not here.
     """
-    from edgellm.hub.names import is_path
+    from edgellm.hub.names import as_path, is_path
     from edgellm.llm import memory_budget
 
     catalog = HubCatalog()
-    first = [catalog.add_file(Path(model)) if is_path(model) else catalog.find_or_fetch(model) for model in models]
+    first = [catalog.add_file(as_path(model)) if is_path(model) else catalog.find_or_fetch(model) for model in models]
     budget = settings.memory or memory_budget(settings.backend)
     return create_app(settings, catalog, Loader(settings, budget), budget, preload=first)

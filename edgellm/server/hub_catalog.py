@@ -30,7 +30,7 @@ class HubCatalog:
 
     def add_file(self, path: Path) -> ModelRecord:
         """Serves a file where it lies, under its own name. Raises ModelNotFound, or GGUFError for what is no file."""
-        path = path.expanduser().absolute()
+        path = path.absolute()
         check_file(path)
         stem = re.sub(r"[^A-Za-z0-9_.-]+|\.\.+", "-", path.stem).strip("-.") or "model"
         name = Name(*_LIBRARY, stem[:96], "latest")

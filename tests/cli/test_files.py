@@ -141,6 +141,16 @@ def test_a_path_that_is_no_file_says_what_it_is(
     assert "model.gguf: " in captured.err and reason in captured.err
 
 
+@pytest.mark.parametrize("words", [["show"], ["run", "x"], ["serve"]])
+def test_the_home_of_a_user_that_is_not_there(words, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    assert main([words[0], "~nosuchuser/model.gguf", *words[1:]]) == 1
+    assert "no such user" in capsys.readouterr().err
+    monkeypatch.setenv("EDGELLM_HOME", "~nosuchuser")
+    assert main([words[0], "name", *words[1:]]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == "edgellm: EDGELLM_HOME is '~nosuchuser', but there is no such user\n"
+
+
 def test_an_unknown_name_says_how_to_get_it(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "none"))
