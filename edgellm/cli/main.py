@@ -98,9 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     own = words[: words.index("--")] if "--" in words else words
     debug = "--debug" in own
     words = [word for word in own if word != "--debug"] + words[len(own) :]
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+    _open_streams()
     try:
         code = cli.main(args=words, prog_name="edgellm", standalone_mode=False, obj=Globals(debug))
         sys.stdout.flush()
@@ -109,6 +107,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _interrupted()
     return code if isinstance(code, int) else 0
+
+
+def _open_streams() -> None:
+    """A character that the terminal does not know becomes `?`. A stream that the caller closed leads nowhere: its
+    number would else go to the next file that is opened."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            while (opened := os.open(os.devnull, os.O_RDWR)) < number:
+                pass
+            setattr(sys, name, os.fdopen(opened, "w" if number else "r"))
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
 
 
 def _report(error: Exception, debug: bool) -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
 
 from edgellm.cli import main as program
 from edgellm.errors import GGUFError
+from tests.support.tiny import tiny_gguf
 
 DESIGN_COMMANDS = [
     *("chat", "run", "serve", "pull", "create", "list", "show", "rm", "cp", "verify", "ps", "stop", "plan"),
@@ -115,6 +118,14 @@ def test_a_reader_that_went_away_is_no_traceback() -> None:
     process.stdout.close()
     assert process.wait(timeout=60) in (0, 1)
     assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_the_caller_closed_is_nobodys(closed: str, tmp_path: Path) -> None:
+    model = tiny_gguf(tmp_path / "tiny.gguf")
+    words = [sys.executable, "-m", "edgellm", "chat", str(model), "--backend", "reference", "-n", "2"]
+    done = subprocess.run(["sh", "-c", f"exec {shlex.join(words)} {closed}"], capture_output=True, timeout=60)
+    assert done.returncode == 0 and done.stderr == b""
 
 
 def test_a_warning_of_the_library_is_a_line_on_stderr() -> None:
