@@ -97,7 +97,8 @@ def ps(host: str | None, port: int | None, api_key: str | None, as_json: bool) -
         click.echo("no model is loaded")
     for model in models:
         size = f"{model['size'] / 1e9:.2f} GB"
-        click.echo(f"{model['name']:<40} {size:>10}  context {model['context_length']:>7}  until {_until(model)}")
+        context = model.get("context_length", "?")  # older Ollama servers do not say it
+        click.echo(f"{model['name']:<40} {size:>10}  context {context:>7}  until {_until(model)}")
 
 
 def _until(model: dict[str, Any]) -> str:

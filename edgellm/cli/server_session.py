@@ -42,9 +42,9 @@ def find_server(model: str) -> ServerClient | None:
 class ServerReply:
     """An answer that streams from the server. Thinking that the server keeps apart comes between <think> marks."""
 
-    def __init__(self, chunks: Iterator[dict[str, Any]]):
+    def __init__(self, chunks: Iterator[dict[str, Any]], started: float):
         self._chunks = chunks
-        self._started = time.perf_counter()
+        self._started = started
         self._pieces: list[str] = []
         self._first: float | None = None
         self.answer = Answer("", "abort")
@@ -72,6 +72,7 @@ class ServerReply:
             text="".join(self._pieces),
             finish_reason=last.get("done_reason", "stop"),
             prompt_tokens=last.get("prompt_eval_count", 0),
+            cached_tokens=last.get("cached_tokens", 0),
             new_tokens=n,
             ttft_s=self._first - self._started if self._first else None,
             tpot_s=last.get("eval_duration", 0) / 1e9 / n if n else None,
@@ -103,6 +104,7 @@ class ServerSession:
         options = {_OPTION_NAMES.get(key, key): value for key, value in sampling.items() if value is not None}
         if "stop" in options:
             options["stop"] = list(options["stop"])
+        started = time.perf_counter()
         chunks = self._client.chat(self.name, messages, options=options, truncate=truncate)
         try:
             first = next(chunks)
@@ -110,7 +112,7 @@ class ServerSession:
             if found := _TOO_LONG.search(str(error)):
                 raise ContextLengthError(int(found[1]), int(found[2]), str(error)) from None
             raise
-        return ServerReply(_again(first, chunks))
+        return ServerReply(_again(first, chunks), started)
 
     def continue_text(self, prompt: str, sampling: dict[str, Any]) -> ServerReply:
         """Raw prompts are answered in this process only."""

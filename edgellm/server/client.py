@@ -32,10 +32,15 @@ class ServerClient:
     def __init__(self, url: str | None = None, api_key: str | None = None):
         self.url = url or server_url()
         key = api_key or os.environ.get("EDGELLM_API_KEY")
+        if key and not (key.isascii() and key.isprintable()):
+            raise RequestError("an API key holds printable ASCII characters only")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        # trust_env off: a proxy variable must not send requests for this machine elsewhere.
         timeout = httpx.Timeout(None, connect=2.0)
-        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, trust_env=False)
+        try:
+            # trust_env off: a proxy variable must not send requests for this machine elsewhere.
+            self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, trust_env=False)
+        except httpx.InvalidURL as error:
+            raise RequestError(f"{self.url!a} is no server's address: {str(error)!a}") from None
 
     def __enter__(self) -> ServerClient:
         return self
@@ -49,7 +54,10 @@ class ServerClient:
 
     def loaded(self) -> list[dict[str, Any]]:
         """The models in the server's memory, as /api/ps shows them."""
-        return list(self._json("GET", "/api/ps")["models"])
+        models = self._json("GET", "/api/ps").get("models")
+        if not isinstance(models, list):
+            raise self._no_such_server()
+        return models
 
     def loaded_by_edgellm(self) -> set[str]:
         """Names in the memory of a server that is edgellm, in lower case; none where another program answers."""
@@ -82,8 +90,13 @@ class ServerClient:
                     if "error" in value:
                         raise EdgeLLMError(str(value["error"]))
                     yield value
+                    if value.get("done"):
+                        return
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
+        except (ValueError, AttributeError, TypeError):
+            raise self._no_such_server() from None
+        raise EdgeLLMError(f"the server at {self.url} stopped before the answer's end")
 
     def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         try:
@@ -92,9 +105,16 @@ class ServerClient:
             raise self._unreachable(error) from None
         if reply.status_code != 200:
             raise _error(reply)
-        value = reply.json()
-        assert isinstance(value, dict)
+        try:
+            value = reply.json()
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise self._no_such_server()
         return value
+
+    def _no_such_server(self) -> EdgeLLMError:
+        return EdgeLLMError(f"what answers at {self.url} is neither edgellm nor Ollama")
 
     def _unreachable(self, error: httpx.HTTPError) -> EdgeLLMError:
         if isinstance(error, httpx.ConnectError):
