@@ -1,6 +1,6 @@
 """Speculation against plain decoding: the same engine, alternating, on prompts of four kinds.
 
-    python bench/speculation.py TARGET.gguf --drafts lookup,SMALL.gguf [--gen 128] [--pairs 5] [--threads 2]
+    python bench/speculation.py TARGET.gguf --drafts lookup,SMALL.gguf [--gen 128] [--pairs 6] [--threads 2]
         [--temperature 0] [--kinds edit,prose] [--batch 8 --kinds mixed] [--peer /path/to/peer/bin/python]
 
 TARGET is SmolLM2 padded with zero layers (bench/padded_model.py) until a plain step costs eight of its own, so SmolLM2
@@ -9,9 +9,10 @@ the machinery, not a real pair. Prompts: code to be repeated with an edit, a sum
 tokens; "mixed" are all of them. A draft "lookup+SMALL.gguf" is both.
 
 `ratio` is the median of the pairs' ratios of new tokens per second from submit to last token, with its 95% interval (of
-order statistics). `predicted` is what measured step times and acceptance promise by the controller's formula, time to
-first token and catching up on the prompt included. `peer`: our speed over that of llama.cpp (xllamacpp, in an
-environment of its own) with the same draft on the same ids, the better of 3 (its default) and 7 guesses at most.
+order statistics), `ttft` that of times to the first token. `predicted` is what measured step times and acceptance
+promise by the controller's formula, time to first token and catching up on the prompt included. `peer`: our speed over
+that of llama.cpp (xllamacpp, in an environment of its own) with the same draft on the same ids, the better of 3 (its
+default) and 7 guesses at most.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ COLUMNS = (
     "predicted",
     "accepted",
     "ttft",
+    "t_low",
+    "t_high",
     "probes",
     "peer",
 )
@@ -106,6 +109,13 @@ def interval(values: list[float]) -> tuple[float, float]:
     return ordered[max(0, k - 1)], ordered[n - max(1, k)]
 
 
+def matched(runs: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Runs of the second of two models that take turns as A B, B A, A B ..., exchanged by twos, so that each stands
+    where a run of the first does that was begun in the same state: a model that has just run itself is 5% sooner with
+    its first token than one that slept while the other ran."""
+    return [runs[i ^ 1] for i in range(len(runs))]
+
+
 def predicted(llm: LLM, asked: list[list[int]], done: list[Any], plain: tuple[float, float]) -> float | None:
     """Speed-up of one request by measured step times and acceptance: tokens of verified runs at the best depth, the
     others (nothing to look up, catching up) as plain steps. `plain`: its seconds to the last and to the first token."""
@@ -135,16 +145,20 @@ def peer_speed(args: argparse.Namespace, draft: str, asked: list[int]) -> float:
 def compare(args: argparse.Namespace, plain: LLM, guessing: LLM, draft: str, kind: str) -> dict[str, Any]:
     """All pairs of one draft and kind of prompt."""
     params = SamplingParams(max_tokens=args.gen, temperature=args.temperature, seed=1, ignore_eos=True)
-    asked, runs = prompts(plain, kind, args.batch), []
+    asked = prompts(plain, kind, args.batch)
+    runs: dict[LLM, list[tuple[float, float]]] = {plain: [], guessing: []}
     for i in range(args.pairs + 1):  # the first pair prepares both
         order = (plain, guessing) if i % 2 else (guessing, plain)
         found = {llm: run(llm, asked, params) for llm in order}
         assert [d.ids for d in found[plain][2]] == [d.ids for d in found[guessing][2]]
-        runs.append((*found[plain][:2], *found[guessing][:2]))
+        for llm in order:
+            runs[llm].append(found[llm][:2])
     done = found[guessing][2]
-    slow, first, fast, first_fast = (list(column) for column in zip(*runs[1:], strict=True))
+    slow, first = (list(column) for column in zip(*runs[plain][1:], strict=True))
+    fast, first_fast = (list(column) for column in zip(*matched(runs[guessing][1:]), strict=True))
     ratios = [a / b for a, b in zip(slow, fast, strict=True)]
-    new, (low, high) = args.gen * args.batch, interval(ratios)
+    later = [b / a for a, b in zip(first, first_fast, strict=True)]
+    new, (low, high), (t_low, t_high) = args.gen * args.batch, interval(ratios), interval(later)
     drafted = sum(d.timings["speculation"]["drafted"] for d in done)
     speed = new / statistics.median(fast)
     return {
@@ -157,7 +171,9 @@ def compare(args: argparse.Namespace, plain: LLM, guessing: LLM, draft: str, kin
         "high": high,
         "predicted": predicted(guessing, asked, done, (statistics.median(slow), statistics.median(first))),
         "accepted": sum(d.timings["speculation"]["accepted"] for d in done) / drafted if drafted else None,
-        "ttft": statistics.median(b / a for a, b in zip(first, first_fast, strict=True)),
+        "ttft": statistics.median(later),
+        "t_low": t_low,
+        "t_high": t_high,
         "probes": guessing.stats()["speculation"]["probe_share"],
         "peer": speed / peer_speed(args, draft, asked[0]) if args.peer else None,
         "by_position": done[0].timings["speculation"]["by_position"],
@@ -171,13 +187,15 @@ def main() -> None:
     parser.add_argument("target")
     parser.add_argument("--drafts", required=True)
     parser.add_argument("--gen", type=int, default=128)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=6, help="An even number.")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--kinds", default="edit,summary,prose,random")
     parser.add_argument("--peer", help="Python that has xllamacpp.")
     args = parser.parse_args()
+    if args.pairs % 2:
+        parser.error("--pairs must be even: each order as often as the other")
     settings: dict[str, Any] = {"backend": "cpu", "threads": args.threads, "ctx": 2048, "prefix_sharing": False}
     rows = []
     with LLM(args.target, **settings) as plain:
