@@ -24,8 +24,9 @@ ROWS_TOGETHER = 8
 to prepare itself for each size."""
 PROBE_SHARE = 0.01
 """Share of the time that may go into finding out whether guessing pays again."""
-REFRESH = 64
-"""Steps with guesses after which one without them measures again what plain decoding takes."""
+FIRST_REFRESH, REFRESH = 8, 64
+"""Steps with guesses after which one without them measures again what plain decoding takes. It is done soon after
+guesses have begun to pay, because plain steps may only have been disturbed, then half as often each time."""
 
 
 class Acceptance:
@@ -72,6 +73,7 @@ class DepthController:
         self.probing = False
         """Whether the last choice was made only to find out."""
         self._since_plain: Counter[int] = Counter()
+        self._refresh: Counter[int] = Counter()
 
     def choose(self, prospects: Sequence[Prospect], context: int = 0) -> list[int]:
         """Depth per sequence, each at most its limit."""
@@ -82,9 +84,15 @@ class DepthController:
             return [0] * n
         best = self._best(prospects, context, plain)
         if any(best):
-            return best if self._since_plain[n] < REFRESH else [0] * n
+            refresh = self._refresh[n] or FIRST_REFRESH
+            if self._since_plain[n] < refresh:
+                return best
+            self._refresh[n] = min(2 * refresh, REFRESH)
+            return [0] * n
+        self._refresh[n] = FIRST_REFRESH
         i = max(range(n), key=lambda i: (prospects[i].limit > 0, prospects[i].rate))
-        if self.may_lose(self.probe_loss(n, prospects[i].costs)):
+        # Each probe comes after a plain step, so that what it lost is known.
+        if not self._since_plain[n] and self.may_lose(self.probe_loss(n, prospects[i].costs)):
             self.probing = True
             best[i] = min(2, prospects[i].limit)
         return best

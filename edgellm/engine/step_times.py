@@ -1,4 +1,4 @@
-"""What steps take: medians of recent ones by what they computed, seen at the context they are asked for."""
+"""What steps take, typically, by what they computed, seen at the context they are asked for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ UNKNOWN_ROW = 0.15
 
 
 class Recent:
-    """The median of the last few values, kept as they come because it is asked for far more often."""
+    """The median of the last few values, or the last one if it is less: whatever disturbs a step makes it slower, so a
+    quick one says that the disturbance is over. Kept as values come because it is asked for far more often."""
 
     def __init__(self, length: int = 9) -> None:
         self._values: deque[float] = deque(maxlen=length)
@@ -21,7 +22,7 @@ class Recent:
     def add(self, value: float) -> None:
         """One more value."""
         self._values.append(value)
-        self.typical = median(self._values)
+        self.typical = min(median(self._values), value)
 
 
 class StepTimes:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
-from edgellm.engine.depth import REFRESH, Acceptance, DepthController, Prospect
+from edgellm.engine.depth import FIRST_REFRESH, REFRESH, Acceptance, DepthController, Prospect
 from edgellm.engine.step_times import StepTimes
 
 
@@ -80,7 +82,32 @@ def test_plain_decoding_is_measured_again_now_and_then() -> None:
         [depth] = depths.choose(one(0.9))
         chosen.append(depth)
         depths.account(1, 1 + depth, 1 + depth, 1.0)
-    assert 2 <= chosen.count(0) <= 3
+    plain = [i for i, depth in enumerate(chosen) if not depth]
+    gaps = [b - a - 1 for a, b in pairwise([-1, *plain])]
+    assert gaps == [FIRST_REFRESH, 16, 32, REFRESH, REFRESH]
+
+
+def test_a_disturbance_does_not_make_a_slow_draft_pay_for_long() -> None:
+    depths = controller(draft_step=1.0)  # as slow as the target: even right guesses lose
+    drafted = 0
+    for i in range(200):
+        [depth] = depths.choose(one(0.99))
+        drafted += depth > 0
+        took = 1.6 if 20 <= i < 26 else 1.0  # steps of the target; the draft's passes are as quick as ever
+        depths.times.observe(1, 1 + depth, took + 0.05 * depth)
+        depths.account(1, 1 + depth, 1 + depth, took + 1.05 * depth)
+    assert 0 < drafted <= FIRST_REFRESH + 2
+
+
+def test_no_probe_follows_another() -> None:
+    depths = controller(draft_step=1.2)
+    depths.total_s = 10_000.0  # many probes would be affordable
+    chosen = []
+    for _ in range(20):
+        [depth] = depths.choose(one(0.9))
+        chosen.append(depth)
+        depths.account(1, 1 + depth, 1, 1 + 1.25 * depth)
+    assert chosen == [2, 0] * 10
 
 
 def test_catching_up_must_pay() -> None:
