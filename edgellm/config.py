@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        elif self.stop is not None and not isinstance(self.stop, Iterable):
+            raise RequestError(f"stop must be a list of strings, not {self.stop!r}")
         else:
             object.__setattr__(self, "stop", tuple(self.stop or ()))
         self._check_numbers()

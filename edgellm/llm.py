@@ -47,7 +47,7 @@ class LLM:
     "q8_0". `prompt_cache`: a file the prefix cache is loaded from now and saved to on close. `swap_space`: bytes of
     disk for the cache of preempted requests. `partial`: keep only the weights that fit in memory and read the others
     from the file for every token, instead of refusing. `template`: a chat template in place of the file's own.
-    `progress(done, total, name)` hears of kernels that must be compiled.
+    `progress(done, total, name)` hears of kernels that must be compiled. `name`: what messages call the model.
 
     Raises ModelNotFound, GGUFError, UnsupportedModel, BackendUnavailable, MemoryBudgetError, DraftPairError.
     """
@@ -72,6 +72,7 @@ class LLM:
         max_batch_tokens: int = 512,
         prefix_sharing: bool = True,
         partial: bool = False,
+        name: str | None = None,
     ):
         from edgellm.opening import Settings, open_engine
 
@@ -94,6 +95,7 @@ class LLM:
             template=template,
             progress=progress,
             partial=partial,
+            name=name,
         )
         opened = open_engine(path_or_name, settings)
         self.path: Path | None = opened.path

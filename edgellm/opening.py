@@ -69,6 +69,7 @@ class Settings:
     template: str | None = None
     progress: Callable[[int, int, str], None] | None = None
     partial: bool = False
+    name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,11 @@ class ModelFile:
     tokenizer: Tokenizer
 
     @classmethod
-    def open(cls, path_or_name: str | os.PathLike[str]) -> ModelFile:
-        """Read metadata and tokenizer. Raises ModelNotFound, GGUFError, UnsupportedModel, TokenizerError."""
+    def open(cls, path_or_name: str | os.PathLike[str], name: str | None = None) -> ModelFile:
+        """Read metadata and tokenizer. `name`: what messages call it instead.
+
+        Raises ModelNotFound, GGUFError, UnsupportedModel, TokenizerError.
+        """
         path = find_file(path_or_name)
         gguf = open_gguf(path)
         try:
@@ -105,7 +109,7 @@ class ModelFile:
             gguf.close()
             raise
         config = replace(config, vocab_size=config.vocab_size or tokenizer.vocab_size)
-        return cls(Path(path_or_name).name, path, gguf, config, tokenizer)
+        return cls(name or Path(path_or_name).name, path, gguf, config, tokenizer)
 
 
 def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Opened:
@@ -115,7 +119,7 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
     if settings.threads and settings.threads not in range(MAX_THREADS + 1):
         raise RequestError(f"threads must be a whole number from 1 to {MAX_THREADS}, not {settings.threads!r}")
     with ExitStack() as opened:
-        target = ModelFile.open(path_or_name)
+        target = ModelFile.open(path_or_name, settings.name)
         opened.callback(target.gguf.close)
         lookup, draft_name = _draft_kinds(settings.draft)
         draft = None

@@ -49,6 +49,7 @@ class Loader:
             template=record.template,
             max_seqs=settings.max_seqs or 64,
             max_waiting=settings.max_queue,
+            name=record.name,
             **settings.extra,
         )
         return llm, memory

@@ -254,6 +254,8 @@ def test_a_grammar_masks_tokens_and_ends_the_answer() -> None:
         ("logit_bias", {5: float("nan")}),
         ("logit_bias", {5: float("inf")}),
         ("grammar", "root ::= [0-9]"),
+        ("stop", 5),
+        ("stop", ["a", 5]),
     ],
 )
 def test_wrong_values_are_named_where_they_are_given(name: str, value: object) -> None:

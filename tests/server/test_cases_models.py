@@ -38,6 +38,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
             yield running
 
 
+def test_what_is_said_of_a_stored_model_names_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with own_home(tmp_path) as store:
+        store_model(store, "bare", tiny_gguf(tmp_path / "bare.gguf", context_length=64, chat_template=None))
+        with live_store(store) as running:
+            body = {"model": "bare", "messages": [{"role": "user", "content": "a"}], "options": {"num_predict": 1}}
+            assert running.client.post("/api/chat", json=body).status_code == 200
+    said = [record.getMessage() for record in caplog.records if "no chat template" in record.getMessage()]
+    assert said == ["bare:latest has no chat template: the messages are its bare prompt, joined by empty lines"]
+
+
 def test_b31_heads_and_probes(server: Live) -> None:
     for path in ("/", "/api/version", "/api/tags"):
         reply = server.client.head(path)
