@@ -17,7 +17,7 @@ from typing import Any
 
 from edgellm.errors import RequestError, TemplateError, UnsupportedModel
 
-__all__ = ["Modelfile", "check_params", "check_template", "parse_modelfile"]
+__all__ = ["Modelfile", "check_params", "check_template", "format_modelfile", "parse_modelfile"]
 
 _INTS = {"num_ctx", "num_predict", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "top_k", "seed"}
 _INTS |= {"repeat_last_n", "mirostat", "draft_num_predict"}
@@ -59,8 +59,8 @@ def _apply(found: Modelfile, line: int, word: str, value: str) -> None:
             raise RequestError(f"line {line} of the Modelfile: a second FROM; split files are found from the first one")
         found.source = value
     elif word == "PARAMETER":
-        name, _, rest = value.partition(" ")
-        _add_param(found.params, name.lower(), _unquoted(rest.strip()), f"line {line} of the Modelfile")
+        name, rest = _first_word(value)
+        _add_param(found.params, name.lower(), _unquoted(rest), f"line {line} of the Modelfile")
     elif word == "SYSTEM":
         found.system = value
     elif word == "TEMPLATE":
@@ -68,10 +68,10 @@ def _apply(found: Modelfile, line: int, word: str, value: str) -> None:
     elif word == "LICENSE":
         found.license.append(value)
     elif word == "MESSAGE":
-        role, _, content = value.partition(" ")
+        role, content = _first_word(value)
         if role.lower() not in ("system", "user", "assistant"):
             raise RequestError(f"line {line} of the Modelfile: the role must be system, user or assistant")
-        found.messages.append({"role": role.lower(), "content": _unquoted(content.strip())})
+        found.messages.append({"role": role.lower(), "content": _unquoted(content)})
     elif word == "ADAPTER":
         raise UnsupportedModel(
             "LoRA adapters (ADAPTER) cannot be applied by edgellm; merge the adapter into the model first "
@@ -141,8 +141,7 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
         i += 1
         if not stripped or stripped.startswith("#"):
             continue
-        word, _, rest = stripped.partition(" ")
-        rest = rest.strip()
+        word, rest = _first_word(stripped)
         before, quotes, body = rest.partition('"""')
         if quotes and (not before or word.upper() in ("PARAMETER", "MESSAGE")):
             body = lines[i - 1].partition('"""')[2]
@@ -157,6 +156,30 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
         if not rest:
             raise RequestError(f"line {start} of the Modelfile: {ascii(word)[:40]} without a value")
         yield start, word, _unquoted(rest)
+
+
+def format_modelfile(model: Modelfile) -> str:
+    """The text that `parse_modelfile` reads as `model` (without its notes)."""
+    lines = [f"FROM {model.source}"]
+    for name, value in model.params.items():
+        lines += [f"PARAMETER {name} {_quoted(item)}" for item in (value if isinstance(value, list) else [value])]
+    for word, text in (("TEMPLATE", model.template), ("SYSTEM", model.system)):
+        lines += [] if text is None else [f"{word} {_quoted(text)}"]
+    lines += [f"LICENSE {_quoted(text)}" for text in model.license]
+    lines += [f"MESSAGE {message['role']} {_quoted(message['content'])}" for message in model.messages]
+    return "\n".join(lines) + "\n"
+
+
+def _first_word(text: str) -> tuple[str, str]:
+    word, *rest = text.split(None, 1)
+    return word, rest[0].strip() if rest else ""
+
+
+def _quoted(value: Any) -> str:
+    if not isinstance(value, str):
+        return str(value)
+    mark = '"""' if "\n" in value else '"'
+    return f"{mark}{value}{mark}"
 
 
 def _unquoted(text: str) -> str:

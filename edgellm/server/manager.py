@@ -130,16 +130,17 @@ class ModelManager:
         return self._waiting
 
     async def acquire(self, record: ModelRecord, keep_alive: float | None = None) -> Lease:
-        """Lends the model, loading it first where it must.
+        """Lends the model, loading it first where it must: also where the name has come to mean other weights.
 
         Raises QueueFullError when too many wait for a load, MemoryBudgetError when it can never fit, and what the
         loader raises.
         """
         started = self.clock.monotonic()
         model = self._models.get(record.name)
-        fresh = model is None
-        if model is None:
+        fresh = model is None or not _same_weights(model.record, record)
+        if model is None or fresh:
             model = await self._wait_for(record)
+        model.record = record  # its system text or its parameters may be new
         model.users += 1
         model.keep_alive = self.settings.keep_alive if keep_alive is None else keep_alive
         return Lease(self, model, self.clock.monotonic() - started if fresh else 0.0)
@@ -157,7 +158,7 @@ class ModelManager:
                     task.add_done_callback(_retrieved)
                 # Shielded: a client that leaves must not stop the load that others wait for.
                 model = await asyncio.wait_for(asyncio.shield(task), self.settings.load_timeout)
-                if self._models.get(record.name) is model:
+                if self._models.get(record.name) is model and _same_weights(model.record, record):
                     return model
         except asyncio.TimeoutError:
             raise LoadTimeout(f"{record.name} did not load within {self.settings.load_timeout:g} s") from None
@@ -171,7 +172,9 @@ class ModelManager:
             del self._loading[record.name]
 
     async def _load_in_room(self, record: ModelRecord) -> LoadedModel:
-        """Loads one model, making room among the idle ones."""
+        """Loads one model, making room among the idle ones. What the name meant before ends its requests first."""
+        while (old := self._models.get(record.name)) is not None:
+            await self._close_when_idle(old)
         while len(self._models) >= self.settings.max_loaded:
             await self._make_room()
         started = self.clock.monotonic()
@@ -197,6 +200,15 @@ class ModelManager:
         if idle:
             await self._close(min(idle, key=lambda model: model.last_used))
             return
+        await self._next_change()
+
+    async def _close_when_idle(self, model: LoadedModel) -> None:
+        while model.users:
+            await self._next_change()
+        await self._close(model)
+
+    async def _next_change(self) -> None:
+        """Waits until a model is idle or gone."""
         self._changed.clear()
         await self._changed.wait()
 
@@ -256,6 +268,11 @@ class ModelManager:
         for model in list(self._models.values()):
             await self._close(model)
         self._worker.shutdown(wait=True, cancel_futures=True)
+
+
+def _same_weights(one: ModelRecord, other: ModelRecord) -> bool:
+    """Whether a model that was loaded for the one serves the other too. Files in a store never change."""
+    return (one.path, one.template, one.draft) == (other.path, other.template, other.draft)
 
 
 def _retrieved(task: asyncio.Task[LoadedModel]) -> None:

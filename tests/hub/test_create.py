@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgellm.errors import EdgeLLMError, ModelNotFound, RequestError, TemplateError, UnsupportedModel
 from edgellm.hub.create import create
-from edgellm.hub.modelfile import check_params, parse_modelfile
+from edgellm.hub.modelfile import Modelfile, check_params, format_modelfile, parse_modelfile
 from edgellm.hub.store import Store, find
 from edgellm.hub.verify import scan_tensor, verify
 from edgellm.loader import open_gguf
@@ -73,6 +73,24 @@ BAD = {
     'FROM a\nSYSTEM """open': "without an end",
     "FROM a\nMESSAGE robot hi": "the role must be",
 }
+
+
+def test_what_a_modelfile_says_can_be_written_and_read_again() -> None:
+    made = Modelfile(
+        source="tiny:latest",
+        params={"temperature": 0.5, "stop": ["\n\n", " x ", 'say "hi"', "<|end|>"], "num_ctx": 64, "use_mmap": True},
+        template="{{ messages }}\nline",
+        system="Be brief.\n\nVery.",
+        messages=[{"role": "user", "content": "Hi\nthere"}, {"role": "assistant", "content": " Yes? "}],
+        license=["Free.", "# no comment\nof ours"],
+    )
+    assert parse_modelfile(format_modelfile(made)) == made
+
+
+def test_tabs_part_words_as_spaces_do() -> None:
+    read = parse_modelfile('FROM\tx\nPARAMETER\t temperature\t0.5\nMESSAGE\tuser\thi\nSYSTEM\t"a\tb"\n')
+    assert (read.source, read.params, read.system) == ("x", {"temperature": 0.5}, "a\tb")
+    assert read.messages == [{"role": "user", "content": "hi"}]
 
 
 @pytest.mark.parametrize("text", BAD)

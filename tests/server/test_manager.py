@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -135,6 +135,31 @@ def test_keep_alive_zero_unloads_after_the_answer_and_unload_waits_for_it() -> N
         await settle()
         assert load.made[1].closed
         assert not await manager.unload("b")
+
+    run(work)
+
+
+def test_a_name_that_means_other_weights_is_loaded_again_once_its_requests_have_ended() -> None:
+    async def work(manager: ModelManager, clock: FakeClock, load: Loader) -> None:
+        old, new = record("a"), replace(record("a"), path=Path("b"))
+        lease = await manager.acquire(old)
+        waiting = [asyncio.create_task(manager.acquire(new)) for _ in range(2)]
+        await settle()
+        assert not any(task.done() for task in waiting) and not load.made[0].closed
+        lease.release()
+        leases = await asyncio.gather(*waiting)
+        assert load.made[0].closed and len(load.made) == 2
+        assert all(lease.llm is load.made[1] and lease.loaded.record == new for lease in leases)
+        assert manager.loaded() == [leases[0].loaded]
+
+    run(work)
+
+
+def test_a_new_system_text_needs_no_load() -> None:
+    async def work(manager: ModelManager, clock: FakeClock, load: Loader) -> None:
+        (await manager.acquire(record("a"))).release()
+        lease = await manager.acquire(replace(record("a"), system="Be brief.", digest="1" * 64))
+        assert len(load.made) == 1 and lease.loaded.record.system == "Be brief."
 
     run(work)
 

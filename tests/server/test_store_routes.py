@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from edgellm.hub import manifest as mf
+from edgellm.hub.names import parse_name
 from tests.server.live import Live
 from tests.server.model_store import live_store, own_home, store_model
 from tests.support.hubs import serve_registry
@@ -82,6 +83,28 @@ def test_create_from_a_stored_model(server: Live) -> None:
     ask = {"model": "brief", "messages": [{"role": "user", "content": "x"}], "stream": False}
     reply = server.client.post("/api/chat", json=ask).json()
     assert reply["eval_count"] <= 3
+
+
+def test_a_model_that_is_made_anew_answers_as_it_was_made_last(server: Live) -> None:
+    ask = {"model": "anew", "prompt": "a", "stream": False, "options": {"num_predict": 1}}
+
+    def prompt_size(**made: str) -> int:
+        body = {"model": "anew", "from": "tiny", "stream": False, **made}
+        assert server.client.post("/api/create", json=body).status_code == 200
+        return int(server.client.post("/api/generate", json=ask).json()["prompt_eval_count"])
+
+    short, long = prompt_size(system="a"), prompt_size(system="a" * 20)
+    assert long == short + 19
+    assert prompt_size(template="{{ messages[0].content }}") == 1
+
+
+def test_ps_tells_a_model_whose_file_was_removed(server: Live, folder: Path) -> None:
+    store = server.state.catalog.store
+    store_model(store, "gone", tiny_gguf(folder / "gone.gguf", context_length=32))
+    assert server.client.post("/api/generate", json={"model": "gone"}).status_code == 200
+    store.remove(parse_name("gone"))
+    reply = server.client.get("/api/ps")
+    assert reply.status_code == 200 and "gone:latest" in [model["name"] for model in reply.json()["models"]]
 
 
 def test_create_from_an_uploaded_file(server: Live, folder: Path) -> None:
