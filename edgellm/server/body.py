@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import AsyncIterator
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -12,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from edgellm.errors import CancelledError, RequestError
 
-__all__ = ["BodyTooLarge", "SlowBody", "UnsupportedEncoding", "Wire", "parse", "read_json"]
+__all__ = ["BodyTooLarge", "SlowBody", "UnsupportedEncoding", "Wire", "body_parts", "parse", "read_json"]
 
 _FORM = re.compile(r"str|int|float|bool|(list|dict)\[.*\]")
 """What pydantic calls the forms of a union in an error's place."""
@@ -58,20 +59,27 @@ async def read_body(request: Request, limit: int, timeout: float) -> bytes:
         raise BodyTooLarge(f"the request body has {length} bytes, the limit is {limit}")
     parts: list[bytes] = []
     size = 0
-    stream = request.stream().__aiter__()
-    while True:
-        try:
-            part = await asyncio.wait_for(stream.__anext__(), timeout)
-        except StopAsyncIteration:
-            return b"".join(parts)
-        except asyncio.TimeoutError:
-            raise SlowBody(f"no more of the request body came for {timeout:g} s") from None
-        except ClientDisconnect:
-            raise CancelledError("the client went away") from None
+    async for part in body_parts(request, timeout):
         size += len(part)
         if size > limit:
             raise BodyTooLarge(f"the request body is over the limit of {limit} bytes")
         parts.append(part)
+    return b"".join(parts)
+
+
+async def body_parts(request: Request, timeout: float) -> AsyncIterator[bytes]:
+    """The body piece by piece. Raises SlowBody when none comes for `timeout` seconds, CancelledError when the client
+    has left."""
+    stream = request.stream().__aiter__()
+    while True:
+        try:
+            yield await asyncio.wait_for(stream.__anext__(), timeout)
+        except StopAsyncIteration:
+            return
+        except asyncio.TimeoutError:
+            raise SlowBody(f"no more of the request body came for {timeout:g} s") from None
+        except ClientDisconnect:
+            raise CancelledError("the client went away") from None
 
 
 async def read_json(request: Request) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import Field
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from edgellm.errors import CancelledError, EdgeLLMError, GGUFError, ModelNotFound, PullError, RequestError
+from edgellm.errors import EdgeLLMError, GGUFError, ModelNotFound, PullError, RequestError
 from edgellm.hub import create as hub_create
 from edgellm.hub import pull as hub_pull
 from edgellm.hub.disk import make_folder
@@ -25,7 +25,7 @@ from edgellm.hub.manifest import MODEL, Layer, valid_digest
 from edgellm.hub.modelfile import Modelfile
 from edgellm.hub.sources import NotThere, check_source
 from edgellm.hub.store import Store
-from edgellm.server.body import Wire, parse, read_json
+from edgellm.server.body import Wire, body_parts, parse, read_json
 from edgellm.server.catalog import ModelRecord
 from edgellm.server.errors import text_of
 from edgellm.server.frames import NDJSON, ndjson
@@ -274,7 +274,7 @@ async def put_blob(request: Request) -> Response:
 
 
 async def _receive(request: Request, out: Any) -> tuple[str, int]:
-    """Writes the body; its digest and size. Raises CancelledError when the client leaves, EdgeLLMError for the disk."""
+    """Writes the body; its digest and size. Raises what `body_parts` does, and EdgeLLMError for the disk."""
     sha, size, waiting = hashlib.sha256(), 0, bytearray()
 
     def write(data: bytes) -> None:
@@ -284,15 +284,12 @@ async def _receive(request: Request, out: Any) -> tuple[str, int]:
         except OSError as error:
             raise EdgeLLMError(f"the upload can't be written: {error.strerror}") from None
 
-    try:
-        async for piece in request.stream():
-            waiting += piece
-            size += len(piece)
-            if len(waiting) >= _PIECE:
-                await asyncio.to_thread(write, bytes(waiting))
-                waiting.clear()
-    except ClientDisconnect:
-        raise CancelledError("the client went away") from None
+    async for part in body_parts(request, request.app.state.settings.body_timeout):
+        waiting += part
+        size += len(part)
+        if len(waiting) >= _PIECE:
+            await asyncio.to_thread(write, bytes(waiting))
+            waiting.clear()
     await asyncio.to_thread(write, bytes(waiting))
     await asyncio.to_thread(_to_disk, out)
     return f"sha256:{sha.hexdigest()}", size

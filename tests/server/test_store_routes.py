@@ -58,6 +58,17 @@ def test_blobs_are_checked_while_they_arrive(server: Live) -> None:
     assert not [path for path in partial if path.name.startswith("upload-")], "what was refused is left on disk"
 
 
+def test_an_upload_that_stalls_is_ended_and_leaves_nothing(tmp_path: Path) -> None:
+    with own_home(tmp_path) as store, live_store(store, body_timeout=0.2) as running, running.connect() as sock:
+        head = f"POST /api/blobs/sha256:{'0' * 64} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc"
+        sock.sendall(head.encode())
+        answer = b""
+        while piece := sock.recv(4096):
+            answer += piece
+        assert b" 408 " in answer and b"no more of the request body came for 0.2 s" in answer
+        assert not list(store.partial.iterdir())
+
+
 @pytest.mark.parametrize(
     "digest", ["x", "sha256:", "sha256:" + "g" * 64, "..%2f..%2fetc%2fpasswd", "sha256:" + "0" * 63]
 )
