@@ -50,6 +50,8 @@ class Tensors:
         if _without_ones(tensor.shape) != _without_ones(shape):
             found = " x ".join(map(str, tensor.shape))
             raise UnsupportedModel(f"tensor {full} has shape {found}, expected {expected}")
+        if 0 in shape:
+            raise UnsupportedModel(f"tensor {full} is empty: its shape is {expected}")
         return QTensor(full, tensor.type, shape, tensor.data.reshape(*shape[:-1], -1))
 
     def _hint(self, name: str) -> str:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgellm.cli.opening import model_path
+from edgellm.cli.opening import model_path, stored_model
 from edgellm.cli.options import json_option
 from edgellm.cli.render import terminal_text
 from edgellm.errors import EdgeLLMError
 
 if TYPE_CHECKING:
+    from edgellm.hub.store import StoredModel
     from edgellm.loader import GGUFFile
 
 __all__ = ["describe", "show", "size_text"]
@@ -56,14 +58,30 @@ def describe(gguf: GGUFFile) -> dict[str, Any]:
         "tensors": sum(types.values()),
         "quant_types": dict(types.most_common()),
     }
-    for name, key in _SIZES.items():
-        value = metadata.get(f"{architecture}.{key}")
-        facts[name] = value if value is None or isinstance(value, (int, float)) else [int(v) for v in value]
+    facts |= {name: _size(metadata.get(f"{architecture}.{key}")) for name, key in _SIZES.items()}
     facts["supported"], facts["unsupported_reason"] = _supported(metadata)
     facts["tokenizer"] = _tokenizer(metadata)
-    facts["chat_template"] = metadata.get("tokenizer.chat_template")
+    template = metadata.get("tokenizer.chat_template")
+    facts["chat_template"] = template if isinstance(template, str) else None
     facts["license"] = metadata.get("general.license")
     return facts
+
+
+def _size(value: Any) -> int | list[int] | None:
+    """A whole number, or one per layer; None for what is neither."""
+    if isinstance(value, int):
+        return value
+    numbers = list(value) if isinstance(value, Sequence) else []
+    return numbers if numbers and all(isinstance(number, int) for number in numbers) else None
+
+
+def _stored(model: StoredModel | None) -> dict[str, Any]:
+    """What `edgellm create` or a pull stored beside the weights."""
+    if model is None:
+        return {}
+    facts = {"options": model.params, "system": model.system, "messages": list(model.messages)}
+    template = {"chat_template": model.template} if model.template is not None else {}
+    return {**{key: value for key, value in facts.items() if value}, **template}
 
 
 def _supported(metadata: Mapping[str, Any]) -> tuple[bool, str | None]:
@@ -78,7 +96,7 @@ def _supported(metadata: Mapping[str, Any]) -> tuple[bool, str | None]:
 
 def _tokenizer(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
     tokens = metadata.get("tokenizer.ggml.tokens")
-    if tokens is None:
+    if not isinstance(tokens, Sequence):
         return None
     keys = {"model": "model", "pre": "pre", "bos": "bos_token_id", "eos": "eos_token_id", "add_bos": "add_bos_token"}
     facts = {name: metadata.get(f"tokenizer.ggml.{key}") for name, key in keys.items()}
@@ -88,20 +106,39 @@ def _tokenizer(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
 @click.command()
 @click.argument("model")
 @click.option("--template", is_flag=True, help="Print the chat template alone.")
+@click.option("--modelfile", is_flag=True, help="Print a Modelfile that makes MODEL again.")
 @json_option
-def show(model: str, template: bool, as_json: bool) -> None:
-    """Show what MODEL holds: architecture, sizes, quant types, context, tokenizer, template."""
+def show(model: str, template: bool, modelfile: bool, as_json: bool) -> None:
+    """Show what MODEL holds: architecture, sizes, quant types, context, tokenizer, template; of a stored model also
+    its parameters and system message."""
     from edgellm.loader import open_gguf
 
-    path = model_path(model)
+    path, stored = model_path(model), stored_model(model)
+    if modelfile:
+        _write(_modelfile(model, stored))
+        return
     with open_gguf(path) as gguf:
-        facts = describe(gguf)
+        facts = {**describe(gguf), **_stored(stored)}
     if as_json:
         click.echo(json.dumps({"path": str(path), **facts}))
     elif template:
-        click.echo(facts["chat_template"] or "")
+        _write(f"{facts['chat_template'] or ''}\n")
     else:
         _print(path, facts)
+
+
+def _write(text: str) -> None:
+    """To a file or pipe as it is; `click.echo` would take escape sequences out."""
+    sys.stdout.write(terminal_text(text) if sys.stdout.isatty() else text)
+
+
+def _modelfile(name: str, model: StoredModel | None) -> str:
+    from edgellm.hub.modelfile import Modelfile, format_modelfile
+
+    if model is None:
+        return format_modelfile(Modelfile(name))
+    params, messages = dict(model.params or {}), list(model.messages)
+    return format_modelfile(Modelfile(name, params, model.template, model.system, messages, list(model.license)))
 
 
 def _print(path: Path, facts: dict[str, Any]) -> None:
@@ -119,6 +156,10 @@ def _print(path: Path, facts: dict[str, Any]) -> None:
     template = facts["chat_template"]
     lines = f"{len(template.splitlines())} lines (--template prints it)" if template else "none in the file"
     rows.append(("chat template", lines))
+    for name, value in facts.get("options", {}).items():
+        rows.append((name, json.dumps(value, ensure_ascii=False)))
+    rows += [("system", facts["system"])] if "system" in facts else []
+    rows += [(message["role"], message["content"]) for message in facts.get("messages", ())]
     for key, value in rows:
         click.echo(f"{key:<18} {terminal_text(value)}")
 

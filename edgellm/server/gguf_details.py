@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,20 +47,21 @@ def read_details(path: Path, template: str | None = None) -> ModelDetails:
     """Reads the file's header. `template`: a stored one that replaces the file's own. Raises GGUFError."""
     with open_gguf(path) as gguf:
         metadata = _plain(gguf.metadata, SHORT_ARRAY)
-        infills = any(key in gguf.metadata for key in _FIM_KEYS) or not _FIM_TOKENS.isdisjoint(
-            gguf.metadata.get("tokenizer.ggml.tokens", ())
-        )
+        tokens = gguf.metadata.get("tokenizer.ggml.tokens")
+        tokens = tokens if isinstance(tokens, Sequence) else ()
+        infills = any(key in gguf.metadata for key in _FIM_KEYS) or not _FIM_TOKENS.isdisjoint(tokens)
         infos = list(gguf.tensors.infos())
     architecture = str(metadata.get("general.architecture", "unknown"))
     own = metadata.get("tokenizer.chat_template")
+    kind = _whole(metadata.get("general.file_type"), -1)
     return ModelDetails(
         metadata=metadata,
         family=architecture,
         parameter_size=parameter_text(parameter_count(infos)),
-        quantization_level=_FILE_TYPES.get(metadata.get("general.file_type", -1)) or file_type(infos) or "unknown",
+        quantization_level=_FILE_TYPES.get(kind) or file_type(infos) or "unknown",
         parameter_count=parameter_count(infos),
-        context_length=int(metadata.get(f"{architecture}.context_length", 0)),
-        embedding_length=int(metadata.get(f"{architecture}.embedding_length", 0)),
+        context_length=_whole(metadata.get(f"{architecture}.context_length")),
+        embedding_length=_whole(metadata.get(f"{architecture}.embedding_length")),
         chat_template=own if isinstance(own, str) else "",
         capabilities=_capabilities(metadata, architecture, template, infills),
     )
@@ -78,6 +79,11 @@ def _capabilities(
     found += ["insert"] if infills else []
     found += ["thinking"] if chat.supports_thinking else []
     return tuple(found)
+
+
+def _whole(value: Any, default: int = 0) -> int:
+    """A number as the file has it; a file may hold anything under any key."""
+    return value if isinstance(value, int) else default
 
 
 def _plain(metadata: Mapping[str, Any], longest: int | None) -> dict[str, Any]:

@@ -7,10 +7,13 @@ import io
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgellm.cli.main import main
+from edgellm.server.gguf_details import read_details
+from tests.support.gguf_bytes import BOOL, F32V, I32, STRING, U32, GGUFBytes
 from tests.support.tiny import tiny_gguf
 
 
@@ -82,6 +85,57 @@ def test_show_prints_a_table_without_control_characters(model: str, capsys: pyte
 def test_show_template(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", model, "--template"]) == 0
     assert capsys.readouterr().out.startswith("{% for m in messages %}")
+
+
+def test_show_tells_what_is_stored_beside_the_weights(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
+    text = f'FROM {model}\nPARAMETER temperature 0.25\nPARAMETER stop "\\n"\nSYSTEM "Be\x1b[2J brief."\n'
+    text += 'TEMPLATE "{{ messages[0].content }}"\nMESSAGE user Hi\n'
+    (tmp_path / "Modelfile").write_text(text)
+    assert main(["create", "mine", "-f", str(tmp_path / "Modelfile")]) == 0
+    capsys.readouterr()
+    facts = run_json(capsys, "show", "mine")
+    assert facts["options"] == {"temperature": 0.25, "stop": ["\\n"]}
+    assert facts["system"] == "Be\x1b[2J brief." and facts["messages"] == [{"role": "user", "content": "Hi"}]
+    assert main(["show", "mine", "--template"]) == 0
+    assert capsys.readouterr().out == "{{ messages[0].content }}\n"
+    assert main(["show", "mine"]) == 0
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed and {"temperature", "stop", "system", "user"} <= {
+        line.split()[0] for line in printed.splitlines()
+    }
+    assert main(["show", "mine", "--modelfile"]) == 0
+    (tmp_path / "Again").write_text(capsys.readouterr().out)
+    assert main(["create", "again", "-f", str(tmp_path / "Again")]) == 0
+    capsys.readouterr()
+    again = run_json(capsys, "show", "again")
+    assert {**again, "path": ""} == {**facts, "path": ""}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        *((STRING, "x"), (U32, 5), (I32, -1), (F32V, 1.5), (F32V, float("nan")), (BOOL, 1), (U32, 0)),
+        *((STRING, ["a"]), (I32, [1, 2]), (STRING, [])),
+    ],
+)
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("tokenizer.chat_template", "tokenizer.ggml.tokens", "tokenizer.ggml.bos_token_id", "general.name"),
+        *("general.file_type", "llama.context_length", "llama.embedding_length", "llama.attention.sliding_window"),
+    ],
+)
+def test_metadata_of_any_type_can_be_shown(
+    key: str, kind: int, value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = GGUFBytes().text("general.architecture", "llama")
+    path = (file.array if isinstance(value, list) else file.pair)(key, kind, value).write(tmp_path / "m.gguf")
+    for words in ([], ["--json"], ["--template"]):
+        assert main(["show", str(path), *words]) == 0, capsys.readouterr().err
+    assert isinstance(read_details(path).context_length, int)
 
 
 def test_show_says_why_an_architecture_cannot_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgellm.backends import create
-from edgellm.errors import EdgeLLMError
+from edgellm.errors import EdgeLLMError, UnsupportedModel
 from edgellm.loader import GGUFFile, open_gguf
 from edgellm.models.registry import SUPPORTED, load_model
 from tests.support.models import make_batch, new_kv
@@ -85,3 +85,9 @@ def test_one_key_missing(arch: str, files: dict[str, GGUFFile]) -> None:
             run({k: v for k, v in metadata.items() if k != key}, files[arch])
         except EdgeLLMError as error:
             assert "\n" not in str(error)
+
+
+def test_tensors_without_values_are_refused(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "empty.gguf", ffn_dim=0, quant="F32")
+    with open_gguf(path) as file, pytest.raises(UnsupportedModel, match=r"blk\.0\.ffn_\w+\.weight is empty"):
+        load_model(file, create("reference"))
