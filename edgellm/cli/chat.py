@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from edgellm.cli.opening import model_path, note, open_session, read_stdin
+from edgellm.cli.opening import LONGEST_PROMPT, model_path, note, open_session, read_stdin
 from edgellm.cli.options import (
     ModelFlags,
     SamplingFlags,
@@ -41,7 +41,7 @@ def chat(
     from edgellm.cli.run import answer_once
 
     if not sys.stdin.isatty():
-        text = read_stdin()
+        text = read_stdin(LONGEST_PROMPT)
         if not text.strip():
             model_path(model)
             return

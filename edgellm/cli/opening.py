@@ -12,13 +12,16 @@ import click
 
 from edgellm.cli.options import ModelFlags
 from edgellm.cli.session import Session
-from edgellm.errors import ModelNotFound
+from edgellm.errors import ModelNotFound, RequestError
 
 if TYPE_CHECKING:
     from edgellm.hub.store import StoredModel
     from edgellm.llm import LLM
 
-__all__ = ["model_path", "note", "open_llm", "open_session", "read_stdin", "stored_model"]
+__all__ = ["LONGEST_PROMPT", "model_path", "note", "open_llm", "open_session", "read_stdin", "stored_model"]
+
+LONGEST_PROMPT = 32 << 20
+"""Bytes of a prompt from stdin: as many as the server takes. A stdin without an end must not fill the memory."""
 
 
 def note(text: str) -> None:
@@ -75,10 +78,12 @@ def open_llm(
     return LLM(name, **given, template=template, progress=progress or CompileBar())
 
 
-def read_stdin() -> str:
+def read_stdin(limit: int = -1) -> str:
     """All of stdin: no newline is translated or dropped. Bytes that are not UTF-8 become U+FFFD, with a
-    note that says so."""
-    data = sys.stdin.buffer.read()
+    note that says so. Raises RequestError for more than `limit` bytes (-1: there is none)."""
+    data = sys.stdin.buffer.read(-1 if limit < 0 else limit + 1)
+    if len(data) > limit >= 0:
+        raise RequestError(f"stdin holds more than {limit >> 20} MiB, which is no prompt")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

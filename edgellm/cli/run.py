@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from edgellm.cli.opening import read_stdin
+from edgellm.cli.opening import LONGEST_PROMPT, read_stdin
 from edgellm.cli.options import (
     ModelFlags,
     SamplingFlags,
@@ -61,7 +61,7 @@ def run(
         return
     if raw and system is not None:
         raise click.UsageError("--raw leaves out the chat template, so there is no place for --system")
-    text = read_stdin() if prompt is None else prompt
+    text = read_stdin(LONGEST_PROMPT) if prompt is None else prompt
     from edgellm.cli.opening import open_session
 
     with open_session(model, model_flags, local=local or raw or as_json) as session:

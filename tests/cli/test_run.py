@@ -92,6 +92,15 @@ def test_b32_invalid_utf8_is_answered_and_said(model: Path, edgellm: Program) ->
     assert b"not UTF-8 at byte 1" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_a_stdin_without_an_end_is_refused(command: str, model: Path) -> None:
+    words = [sys.executable, "-m", "edgellm", command, str(model), *FLAGS]
+    with open("/dev/zero", "rb") as endless:
+        done = subprocess.run(words, stdin=endless, capture_output=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 1 and done.stdout == b""
+    assert done.stderr == b"edgellm: stdin holds more than 32 MiB, which is no prompt\n"
+
+
 def test_the_same_seed_gives_the_same_text_and_temperature_0_needs_none(model: Path, edgellm: Program) -> None:
     texts = {edgellm("run", model, "Hi", "-n", "8", *FLAGS).stdout for _ in range(2)}
     assert len(texts) == 1
