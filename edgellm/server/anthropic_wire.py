@@ -11,7 +11,7 @@ from edgellm.server.errors import error_body
 from edgellm.server.frames import SSE, dumps, sse
 from edgellm.server.job import Delta, Finish, Job, OutputFormat, ToolCall, merged, new_id
 from edgellm.server.messages import join_text, no_images
-from edgellm.server.openai_wire import effort_to_think
+from edgellm.server.openai_wire import effort_to_think, open_sampling, stop_texts, tool_choice
 
 __all__ = ["CountBody", "MessageFrames", "MessagesBody", "messages_job"]
 
@@ -100,15 +100,11 @@ def messages_job(body: MessagesBody) -> Job:
 
 
 def _sampling(body: MessagesBody) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "max_tokens": body.max_tokens,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
-        "top_p": 1.0 if body.top_p is None else body.top_p,
-    }
+    fields = {"max_tokens": body.max_tokens, **open_sampling(body.temperature, body.top_p)}
     if body.top_k is not None:
         fields["top_k"] = body.top_k
     if body.stop_sequences:
-        fields["stop"] = tuple(text for text in body.stop_sequences if text)
+        fields["stop"] = stop_texts(body.stop_sequences)
     return fields
 
 
@@ -149,14 +145,7 @@ def _tool_choice(value: dict[str, Any] | None, tools: tuple[dict[str, Any], ...]
     kind = (value or {}).get("type", "auto")
     if kind not in ("auto", "any", "none", "tool"):
         raise RequestError(f"tool_choice.type must be auto, any, tool or none, not {kind!r}")
-    if kind in ("any", "tool") and not tools:
-        raise RequestError(f"tool_choice is {kind} but there are no tools")
-    if kind != "tool":
-        return "required" if kind == "any" else str(kind)
-    name = (value or {}).get("name")
-    if all(tool["function"]["name"] != name for tool in tools):
-        raise RequestError(f"tool_choice names {name!r}, which is not among the tools")
-    return f"={name}"
+    return tool_choice(value if kind == "tool" else "required" if kind == "any" else kind, tools)
 
 
 def _turns(message: InputMessage, where: str, model: str, names: dict[str, str]) -> list[dict[str, Any]]:

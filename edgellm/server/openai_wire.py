@@ -12,7 +12,7 @@ from edgellm.server.job import Finish, Job, OutputFormat
 from edgellm.server.messages import ChatMessage, Tool, to_tools, to_turns
 
 __all__ = ["ChatBody", "CompletionBody", "chat_job", "completion_jobs", "effort_to_think"]
-__all__ += ["response_format", "tool_choice", "usage"]
+__all__ += ["open_sampling", "response_format", "stop_texts", "tool_choice", "usage"]
 
 MAX_COUNT = 16
 MAX_CHOICES = 128
@@ -122,11 +122,8 @@ def response_format(value: dict[str, Any] | None) -> OutputFormat | None:
 
 
 def sampling(body: SamplingBody) -> dict[str, Any]:
-    """Sampling fields of a body; temperature and top_p are 1 where it says nothing, whatever the model's own are."""
-    found: dict[str, Any] = {
-        "temperature": 1.0 if body.temperature is None else body.temperature,
-        "top_p": 1.0 if body.top_p is None else body.top_p,
-    }
+    """Sampling fields of a body."""
+    found = open_sampling(body.temperature, body.top_p)
     if body.max_tokens is not None:
         found["max_tokens"] = _limit("max_tokens", body.max_tokens)
     for name in ("top_k", "min_p", "frequency_penalty", "presence_penalty"):
@@ -135,10 +132,23 @@ def sampling(body: SamplingBody) -> dict[str, Any]:
     if body.seed is not None and body.seed >= 0:
         found["seed"] = body.seed
     if body.stop:
-        found["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(text for text in body.stop if text)
+        found["stop"] = stop_texts([body.stop] if isinstance(body.stop, str) else body.stop)
     if body.logit_bias:
         found["logit_bias"] = _logit_bias(body.logit_bias)
     return found
+
+
+def open_sampling(temperature: float | None, top_p: float | None) -> dict[str, Any]:
+    """Both are 1 where a request says nothing, whatever the model's own are: OpenAI's and Anthropic's rule."""
+    return {
+        "temperature": 1.0 if temperature is None else temperature,
+        "top_p": 1.0 if top_p is None else top_p,
+    }
+
+
+def stop_texts(given: list[str]) -> tuple[str, ...]:
+    """Stop strings; an empty one, which some clients send for none, stops nothing."""
+    return tuple(text for text in given if text)
 
 
 def _limit(name: str, value: int) -> int:

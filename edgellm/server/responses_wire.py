@@ -9,7 +9,7 @@ from edgellm.errors import RequestError
 from edgellm.server.body import Wire, parse
 from edgellm.server.job import Job
 from edgellm.server.messages import ChatMessage, Tool, to_tools, to_turns
-from edgellm.server.openai_wire import Reasoning, effort_to_think, response_format, tool_choice
+from edgellm.server.openai_wire import Reasoning, effort_to_think, open_sampling, response_format, tool_choice
 
 __all__ = ["ResponsesBody", "responses_job"]
 
@@ -52,10 +52,7 @@ def responses_job(body: ResponsesBody) -> Job:
     if all(turn["role"] == "system" for turn in turns):
         raise RequestError("input: at least one item is needed")
     tools = to_tools(_tools(body.tools))
-    fields: dict[str, Any] = {
-        "temperature": 1.0 if body.temperature is None else body.temperature,
-        "top_p": 1.0 if body.top_p is None else body.top_p,
-    }
+    fields = open_sampling(body.temperature, body.top_p)
     if body.max_output_tokens is not None:
         if body.max_output_tokens < 1:
             raise RequestError(f"max_output_tokens must be 1 or more, not {body.max_output_tokens}")
