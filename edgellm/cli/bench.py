@@ -16,6 +16,7 @@ from edgellm.cli.compile_bar import CompileBar
 from edgellm.cli.machine import default_threads, peak_rss_bytes
 from edgellm.cli.opening import model_path, open_llm
 from edgellm.cli.options import ModelFlags, json_option, plain_model_options
+from edgellm.config import EngineConfig
 from edgellm.errors import RequestError
 from edgellm.hub.child import python_command
 
@@ -26,12 +27,12 @@ __all__ = ["bench"]
 
 
 class IntList(click.ParamType):  # type: ignore[type-arg]
-    """Whole numbers of `least` or more, separated by commas."""
+    """Whole numbers from `least` to `most`, separated by commas."""
 
     name = "list"
 
-    def __init__(self, least: int = 0):
-        self.least = least
+    def __init__(self, least: int = 0, most: int = 1 << 30):
+        self.least, self.most = least, most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         """The numbers, or wrong usage."""
@@ -39,9 +40,12 @@ class IntList(click.ParamType):  # type: ignore[type-arg]
             numbers = tuple(int(part) for part in str(value).split(","))
         except ValueError:
             self.fail(f"{value!r} is not a list of whole numbers such as 0,4096", param, ctx)
-        if min(numbers) < self.least:
-            self.fail(f"{value!r} holds a number below {self.least}", param, ctx)
+        if not self.least <= min(numbers) <= max(numbers) <= self.most:
+            self.fail(f"{value!r} holds a number outside {self.least} to {self.most}", param, ctx)
         return numbers
+
+
+BATCHES = IntList(1, EngineConfig.max_seqs)
 
 
 @click.command()
@@ -49,7 +53,9 @@ class IntList(click.ParamType):  # type: ignore[type-arg]
 @click.option("--prompt", type=click.IntRange(0), default=512, show_default=True, help="Prompt tokens; 0: skip.")
 @click.option("--gen", type=click.IntRange(0), default=128, show_default=True, help="Tokens to decode; 0: skip.")
 @click.option("--depth", type=IntList(), default="0", show_default=True, help="Positions filled before decoding.")
-@click.option("--batch", type=IntList(1), default="1", show_default=True, help="Sequences decoded at once.")
+@click.option(
+    "--batch", type=IntList(1, EngineConfig.max_seqs), default="1", show_default=True, help="Sequences decoded at once."
+)
 @click.option("--rows", type=IntList(), default="0", show_default=True, help="Rows of one sequence in one pass.")
 @click.option("--runs", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw decoding speed into this PNG file.")
@@ -83,7 +89,7 @@ def bench(
     bar = CompileBar()
     started = time.perf_counter()
     flags = replace(model_flags, ctx=max(needed, model_flags.ctx or 0))
-    with open_llm(str(path), flags, progress=bar) as llm, open_gguf(path) as gguf:
+    with open_llm(model, flags, progress=bar) as llm, open_gguf(path) as gguf:
         load_s = time.perf_counter() - started
         for result in run_bench(llm, gguf.tensors, plan, bandwidth, _progress):
             results.append(result)

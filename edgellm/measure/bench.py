@@ -20,6 +20,7 @@ from edgellm.measure.traffic import kv_read_bytes, weight_read_bytes
 from edgellm.quants import QTensor
 
 if TYPE_CHECKING:
+    from edgellm.engine.request import Request
     from edgellm.llm import LLM
 
 LEAST_CHUNK = 8
@@ -108,19 +109,24 @@ class _Rig:
         engine = self.llm.engine
         # Sequences whose prompts are done first go on while the others' are computed.
         params = SamplingParams(temperature=0, max_tokens=-1, ignore_eos=True)
-        requests = [engine.add_request(prompt, params) for prompt in prompts]
-        while any(request.num_tokens == request.num_prompt_tokens for request in requests):
-            engine.step()
-        before = [request.num_tokens for request in requests]
-        started = time.perf_counter()
-        for _ in range(n_gen):
-            engine.step()
-        seconds = time.perf_counter() - started
-        made = [request.num_tokens - n for request, n in zip(requests, before, strict=True)]
-        for request in requests:
-            engine.abort(request.request_id)
-        while engine.has_work:
-            engine.step()
+        requests: list[Request] = []
+        try:
+            for prompt in prompts:
+                requests.append(engine.add_request(prompt, params))
+            while any(request.num_tokens == request.num_prompt_tokens for request in requests):
+                engine.step()
+            before = [request.num_tokens for request in requests]
+            started = time.perf_counter()
+            for _ in range(n_gen):
+                engine.step()
+            seconds = time.perf_counter() - started
+            made = [request.num_tokens - n for request, n in zip(requests, before, strict=True)]
+        finally:
+            # The engine's thread knows nothing of these requests: none may be left to it.
+            for request in requests:
+                engine.abort(request.request_id)
+            while engine.has_work:
+                engine.step()
         if made != [n_gen] * len(prompts):
             raise MemoryBudgetError(f"not every sequence decoded at every step ({made}); give more --memory")
         return seconds

@@ -86,6 +86,7 @@ def test_an_interrupt_is_130(failing_command) -> None:
         ["--nonsense"],
         ["bench", "demo", "--depth", "0,-1"],
         ["bench", "demo", "--batch", "0"],
+        ["bench", "demo", "--batch", "1,65"],
         ["serve", "--keep-alive", "abc"],
         ["plan", "demo", "--memory", "-1"],
     ],

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from edgellm import LLM, SamplingParams
 from edgellm.cli.main import main
-from edgellm.errors import RequestError
+from edgellm.errors import EdgeLLMError, RequestError
 from edgellm.loader import open_gguf
-from edgellm.measure.bench import BenchPlan, longest_sequence
+from edgellm.measure.bench import BenchPlan, longest_sequence, run_bench
 from edgellm.measure.traffic import kv_read_bytes, weight_read_bytes
 from edgellm.models.registry import config_from_metadata
 from tests.support.tiny import tiny_gguf
@@ -37,6 +38,15 @@ def test_the_json_object_is_the_designs(tmp_path: Path, capsys: pytest.CaptureFi
         assert (result["roofline"] is not None) == result["test"].startswith("tg")
         if result["roofline"] is not None:
             assert result["roofline"] == pytest.approx(result["gb_s"] / 10.0, abs=1e-3)
+
+
+def test_a_measurement_that_fails_leaves_no_request_behind(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "tiny.gguf", context_length=32)
+    with LLM(path, backend="reference", memory=1 << 30, max_seqs=2, max_waiting=1) as llm, open_gguf(path) as gguf:
+        plan = BenchPlan(prompt=0, gen=2, batches=(4,), runs=1)
+        with pytest.raises(EdgeLLMError):
+            list(run_bench(llm, gguf.tensors, plan, 10.0))
+        assert llm.generate("ab", SamplingParams(max_tokens=1))[0].finish_reason in ("length", "stop")
 
 
 def test_bytes_of_one_decode_step(tmp_path: Path) -> None:
