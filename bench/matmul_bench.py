@@ -18,7 +18,7 @@ import click
 import numpy as np
 
 from edgellm.backends.cpu.jit import Library
-from edgellm.backends.cpu.matmul import QUANTISED, linear_kernel, scratch_bytes
+from edgellm.backends.cpu.matmul import QUANTISED, linear_kernel, panel_width, scratch_bytes
 from edgellm.backends.cpu.quantise import Layout, panel_of, quantise_kernel
 from edgellm.backends.cpu.simd import ISA
 from edgellm.backends.cpu.simd_wide import LANES
@@ -33,7 +33,8 @@ class Product:
     def __init__(self, kind: str, data: np.ndarray[Any, np.dtype[np.uint8]], k: int, n: int, threads: int):
         info = QUANT_TABLE[GGMLType[kind]]
         self.m, self.threads = len(data), threads
-        self.layout = Layout(info.block_size, panel_of(n, info.block_size), n, k)
+        width = panel_of(n, info.block_size)
+        self.layout = Layout(info.block_size, panel_width(kind, width), n, k)
         x = np.random.default_rng(0).standard_normal((n, k)).astype(np.float32)
         self.form, self.out = np.zeros(self.layout.nbytes, np.uint8), np.zeros((n, self.m), np.float32)
         q, sums, d = self.layout.addresses(self.form.ctypes.data)
@@ -45,8 +46,8 @@ class Product:
         )
         places = (data.ctypes.data, data.shape[1], self.m, self.layout.n_blocks, q, sums, d, n, self.layout.n_panels)
         self.args = np.array((*places, self.out.ctypes.data, 4 * self.m, 0, 0), np.int64)
-        self.scratch = np.zeros((threads, scratch_bytes(kind, self.layout) + 64), np.uint8)
-        self.call = LIBRARY.function(linear_kernel(kind, self.layout.panel))
+        self.scratch = np.zeros((threads, scratch_bytes(kind, self.layout, width) + 64), np.uint8)
+        self.call = LIBRARY.function(linear_kernel(kind, width))
         self.keep = x, data
 
     def run(self, pool: ThreadPoolExecutor) -> None:

@@ -281,14 +281,14 @@ def record_expert_linear(tape: Tape, x: Buf, weight: QTensor, ids: Buf, bias: An
         layout, form = quantised(tape, x, k, block, 1)
         product = _product(weight, address, m, layout, form, 1, out, bias, 0)
         pairs = (ids, matrix, units, share, 4 * m, 4 * m)
-        scratch = OWN_ARGS + scratch_bytes(kind, layout)
+        scratch = OWN_ARGS + scratch_bytes(kind, layout, 1)
         tape.op(pair_kernel(kind, block), ids.size * units, product + pairs, [form, ids], [out], 0, scratch)
         return out
     groups = _groups(tape, ids, n_experts)
     layout, form = _ordered(tape, x, k, block, groups, share)
     product = _product(weight, address, m, layout, form, 0, out, bias, groups.order)
     extra = (groups.counts, matrix, units, groups.firsts, 4 * m)
-    scratch = OWN_ARGS + scratch_bytes(kind, Layout(block, PANEL, n, k))
+    scratch = OWN_ARGS + scratch_bytes(kind, Layout(block, PANEL, n, k), PANEL)
     reads = [form, groups.counts, groups.firsts, groups.order]
     tape.op(group_kernel(kind, block), n_experts * units, product + extra, reads, [out], max(1, units // 8), scratch)
     return out

@@ -1,10 +1,10 @@
 """x (n, k) times a quantised weight (m, k): chooses the kernels and puts them on the tape.
 
 Types with blocks of 32: one kernel family, which keeps a block of LANES rows in registers for all tokens
-(matmul_tile_32.py). K types: for one token the row kernels, which read every weight row's bytes in order; for more the
-tile kernels, which unpack LANES rows at a time and use them for all tokens. All give the same bits (matmul_32.py and
-matmul_tile_k.py say what is computed). Weights stay in the file's own bytes; x is quantised once and the result kept
-with it.
+(matmul_tile_32.py). K types: for one token, with AVX-512 for up to four, the row kernels, which read every weight
+row's bytes in order; for more the tile kernels, which unpack LANES rows at a time and use them for all tokens. All give
+the same bits (matmul_32.py and matmul_tile_k.py say what is computed). Weights stay in the file's own bytes; x is
+quantised once and the result kept with it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from edgellm.backends.cpu import (
     matmul_32,
     matmul_row,
+    matmul_row_512,
     matmul_row_k,
     matmul_tile_32,
     matmul_tile_k,
@@ -22,11 +23,21 @@ from edgellm.backends.cpu import (
 )
 from edgellm.backends.cpu.jit import Kernel
 from edgellm.backends.cpu.quantise import Layout, panel_of, quantise_kernel
+from edgellm.backends.cpu.simd import ISA
 from edgellm.backends.cpu.simd_wide import LANES
 from edgellm.backends.cpu.tape import Buf, Tape
 from edgellm.quants import QUANT_TABLE, GGMLType
 
-__all__ = ["K_FORMATS", "QUANTISED", "linear_kernel", "quantised", "record_matmul", "scratch_bytes", "units_of"]
+__all__ = [
+    "K_FORMATS",
+    "QUANTISED",
+    "linear_kernel",
+    "panel_width",
+    "quantised",
+    "record_matmul",
+    "scratch_bytes",
+    "units_of",
+]
 
 K_FORMATS = {form.name.upper(): form for form in matmul_unpack_k.FORMATS}
 FORMATS_32 = {form.name.upper(): form for form in matmul_32.FORMATS}
@@ -35,12 +46,20 @@ QUANTISED = frozenset(K_FORMATS) | frozenset(FORMATS_32)
 
 
 @cache
-def linear_kernel(kind: str, panel: int) -> Kernel:
-    """The kernel for a type and a panel width."""
+def linear_kernel(kind: str, width: int) -> Kernel:
+    """The kernel for a type that takes `width` tokens at once (a panel width)."""
     if kind in FORMATS_32:
-        return matmul_tile_32.tile_kernel(FORMATS_32[kind], panel)
+        return matmul_tile_32.tile_kernel(FORMATS_32[kind], width)
     form = K_FORMATS[kind]
-    return matmul_row_k.row_kernel(form.name, form.type_size) if panel == 1 else matmul_tile_k.tile_kernel(form, panel)
+    if panel_width(kind, width) < width:
+        return matmul_row_512.row_kernel(form.name, width)
+    return matmul_row_k.row_kernel(form.name, form.type_size) if width == 1 else matmul_tile_k.tile_kernel(form, width)
+
+
+def panel_width(kind: str, width: int) -> int:
+    """Tokens in a panel of what `linear_kernel(kind, width)` reads."""
+    by_rows = ISA == "avx512" and width <= 4 and kind.lower() in matmul_row_512.FORMATS
+    return 1 if by_rows else width
 
 
 def units_of(kind: str, m: int) -> int:
@@ -48,12 +67,12 @@ def units_of(kind: str, m: int) -> int:
     return m if kind in FORMATS_32 and m < LANES else -(-m // LANES)
 
 
-def scratch_bytes(kind: str, layout: Layout) -> int:
-    """Scratch that each thread needs for `linear_kernel`."""
+def scratch_bytes(kind: str, layout: Layout, width: int) -> int:
+    """Scratch that each thread needs for `linear_kernel(kind, width)`."""
     if kind in FORMATS_32:
         return matmul_tile_32.SCRATCH
     if layout.panel == 1:
-        return matmul_row.row_scratch(layout.n_blocks, layout.block)
+        return matmul_row.row_scratch(layout.n_blocks, layout.block, width)
     return matmul_tile_k.TILE_BYTES + layout.n_panels * layout.panel * 4 * LANES
 
 
@@ -77,13 +96,13 @@ def record_matmul(tape: Tape, x: Buf, kind: GGMLType, weight: int, bias: Any, ou
     """Append x (n, k) @ w (m, k)^T + bias (float32 array or None) to the tape. `weight`: address of the rows."""
     (n, k), m = x.shape, out.shape[1]
     info = QUANT_TABLE[kind]
-    panel = 1 if kind.name in K_FORMATS and m < LANES else panel_of(n, info.block_size)
-    layout, form = quantised(tape, x, k, info.block_size, panel)
+    width = 1 if kind.name in K_FORMATS and m < LANES else panel_of(n, info.block_size)
+    layout, form = quantised(tape, x, k, info.block_size, panel_width(kind.name, width))
     args = (
         *(weight, layout.n_blocks * info.type_size, m, layout.n_blocks),
         *layout.addresses(form.address),
         *(n, layout.n_panels, out, 4 * m, 0 if bias is None else bias, 0),
     )
     units = units_of(kind.name, m)
-    scratch = scratch_bytes(kind.name, layout)
-    tape.op(linear_kernel(kind.name, panel), units, args, [form], [out], 0, scratch)
+    scratch = scratch_bytes(kind.name, layout, width)
+    tape.op(linear_kernel(kind.name, width), units, args, [form], [out], 0, scratch)

@@ -1,18 +1,23 @@
-"""K-type weights times one token in 512-bit vectors, four super-blocks at a time (AVX-512 with VNNI).
+"""K-type weights times up to four tokens in 512-bit vectors, four super-blocks at a time (AVX-512 with VNNI).
 
 The same integers as in matmul_row_k.py from fewer instructions. A vector holds 64 codes; `vpdpbusd` adds products of
 four; two such results are packed into int16 (4 x 63 x 127 fits), and one `vpdpwssd` multiplies them by their scales.
 Scales of four super-blocks are unpacked together. The activations are arranged once a call, so that they lie as codes
-come out of a vector; what codes are stored plus is taken off where the products start.
+come out of a vector; what codes are stored plus is taken off where the products start. A row's codes serve all tokens
+while they are in registers.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
 
 from edgellm.backends.cpu import matmul_row
 from edgellm.backends.cpu.jit import Inline, Kernel, inline
+from edgellm.backends.cpu.matmul_row import values_bytes
 from edgellm.backends.cpu.simd import (
+    Op,
     Vector,
     add,
     bit_and,
@@ -25,7 +30,6 @@ from edgellm.backends.cpu.simd import (
     mul,
     mul_pairs_i16,
     permute2,
-    prefetch_far,
     registers,
     reinterpret,
     sign_extend_i8x16,
@@ -49,6 +53,7 @@ from edgellm.backends.cpu.simd_512 import (
     low_words,
     opaque,
     pack,
+    prefetch_share,
     scales_of_lanes,
     scales_of_nibbles,
     scales_of_sixteens,
@@ -61,6 +66,11 @@ from edgellm.backends.cpu.simd_pack import high_f32x8, load_f16_of_four, lookup,
 from edgellm.backends.cpu.simd_wide import load_pairs
 
 __all__ = ["FORMATS", "row_kernel"]
+
+Codes = Callable[[int], tuple[Inline, Inline]]
+"""Half of a super-block (0 or 1) -> functions of its address: 64 codes, and the 64 whose activations follow theirs."""
+Arrange = Callable[[int], Inline]
+"""Number of tokens -> `arrange` of matmul_row.row_kernel: codes block by block, all tokens of a block together."""
 
 
 @inline
@@ -102,17 +112,22 @@ def scales_and_minima(words: Vector) -> Vector:
     return _as_bytes(_by_kind(first, second))
 
 
-@inline
-def interleave(q: int, sums: int, n_blocks: int, x: int) -> None:
-    """Activations for 64 bytes of nibbles: of each 128 the second and third 32 change places; sums of 32 as int16."""
-    for i in range(2 * n_blocks):
-        store(x + 128 * i, load_i8x32(q + 128 * i))
-        store(x + 128 * i + 32, load_i8x32(q + 128 * i + 64))
-        store(x + 128 * i + 64, load_i8x32(q + 128 * i + 32))
-        store(x + 128 * i + 96, load_i8x32(q + 128 * i + 96))
-    for b in range(n_blocks):
-        both = mul_pairs_i16(load_i16x16(sums + 32 * b), splat_i16x16(1))
-        store(x + 256 * n_blocks + 16 * b, low_words(both))
+def interleave(tokens: int) -> Inline:
+    """Activations for 64 bytes of nibbles: of each 128 the second and third 32 change places. Sums of 32 as int16,
+    token after token."""
+
+    def arrange(q: int, sums: int, n_blocks: int, x: int, token: int) -> None:
+        for i in range(2 * n_blocks):
+            source, y = q + 128 * i, x + 256 * (i // 2 * tokens + token) + 128 * (i % 2)
+            store(y, load_i8x32(source))
+            store(y + 32, load_i8x32(source + 64))
+            store(y + 64, load_i8x32(source + 32))
+            store(y + 96, load_i8x32(source + 96))
+        for b in range(n_blocks):
+            both = mul_pairs_i16(load_i16x16(sums + 32 * b), splat_i16x16(1))
+            store(x + 256 * tokens * n_blocks + 16 * (token * n_blocks + b), low_words(both))
+
+    return inline(arrange)
 
 
 @inline
@@ -123,183 +138,228 @@ def add_products(isum: Vector, low: Vector, high: Vector, x: int, scales: Vector
     return add_pairs(isum, packed, scales)
 
 
-@inline
-def q4_first(isum: Vector, p: int, x: int, scales: Vector) -> Vector:
-    """isum of the first 128 weights of a super-block."""
-    w = load_i8x64(p + 16)
-    return add_products(isum, low4(w), high4(w), x, scales)
+def q4_codes(half: int) -> tuple[Inline, Inline]:
+    """Q4_K."""
+
+    def low(p: int) -> Vector:
+        return low4(load_i8x64(p + 16 + 64 * half))
+
+    def high(p: int) -> Vector:
+        return high4(load_i8x64(p + 16 + 64 * half))
+
+    return inline(low), inline(high)
 
 
-@inline
-def q4_second(isum: Vector, p: int, x: int, scales: Vector) -> Vector:
-    """isum of the other 128."""
-    w = load_i8x64(p + 80)
-    return add_products(isum, low4(w), high4(w), x + 128, scales)
+def q5_codes(half: int) -> tuple[Inline, Inline]:
+    """Q5_K: the fifth bits of 128 weights are four bits of 32 bytes."""
+
+    def low(p: int) -> Vector:
+        fifth = shifted_halves(load_twice(p + 16), 4 - 4 * half, 2 - 4 * half)
+        return bit_or(low4(load_i8x64(p + 48 + 64 * half)), bit_and(fifth, splat_i8x64(16)))
+
+    def high(p: int) -> Vector:
+        fifth = shifted_halves(load_twice(p + 16), 3 - 4 * half, 1 - 4 * half)
+        return bit_or(high4(load_i8x64(p + 48 + 64 * half)), bit_and(fifth, splat_i8x64(16)))
+
+    return inline(low), inline(high)
 
 
-@inline
-def q5_first(isum: Vector, p: int, x: int, scales: Vector) -> Vector:
-    """isum of the first 128 weights of a super-block: their fifth bits are bits 0..3 of 32 bytes."""
-    w, h, fifth = load_i8x64(p + 48), load_twice(p + 16), splat_i8x64(16)
-    low = bit_or(low4(w), bit_and(shifted_halves(h, 4, 2), fifth))
-    high = bit_or(high4(w), bit_and(shifted_halves(h, 3, 1), fifth))
-    return add_products(isum, low, high, x, scales)
-
-
-@inline
-def q5_second(isum: Vector, p: int, x: int, scales: Vector) -> Vector:
-    """isum of the other 128."""
-    w, h, fifth = load_i8x64(p + 112), load_twice(p + 16), splat_i8x64(16)
-    low = bit_or(low4(w), bit_and(shifted_halves(h, 0, -2), fifth))
-    high = bit_or(high4(w), bit_and(shifted_halves(h, -1, -3), fifth))
-    return add_products(isum, low, high, x + 128, scales)
-
-
-def values_with_minima(size: int, first: Inline, second: Inline) -> Inline:
-    """Values of a row of Q4_K or Q5_K; `first` and `second` take half a super-block each."""
-    lines, ahead = size // 16, matmul_row.AHEAD
+def values_with_minima(size: int, codes: Codes, tokens: int) -> Inline:
+    """Values of a row of Q4_K or Q5_K (`size` bytes a super-block)."""
+    lines, ahead = -(-size // 16), matmul_row.AHEAD
+    (low0, high0), (low1, high1) = codes(0), codes(1)
 
     def values_of_row(row: int, x: int, sums: int, n_blocks: int, values: int) -> None:
         for b in range(0, n_blocks, 4):
-            start = group_start(b, n_blocks)
-            p, y, a = registers(4), registers(4), registers(4)
+            start, far = group_start(b, n_blocks), row + size * b + ahead
+            p, a = registers(4), registers(4 * tokens)
             for i in unroll(4):
-                k = start + min(i, n_blocks - 1)
-                p[i] = row + size * k
-                y[i] = x + 256 * k
-                a[i] = splat_i32x16(0)
+                p[i] = row + size * (start + min(i, n_blocks - 1))
             headers = load_words_of_four(p[0], p[1], p[2], p[3])
             parts = scales_and_minima(headers)
             scales = opaque(_as_words(_widened(parts, splat_i8x64(0))))
             minima = opaque(_as_words(_widened_next(parts, splat_i8x64(0))))
-            m = add_pairs(splat_i32x16(0), minima, load_pairs(sums + 16 * start))
-            far = row + size * b + ahead
             for i in unroll(4):
-                for line in unroll(lines * (2 * i + 1) // 8 - lines * 2 * i // 8):
-                    prefetch_far(far + 64 * (lines * 2 * i // 8 + line))
-                a[i] = first(a[i], p[i], y[i], scales_of_nibbles(scales, 8 * i))
-                for line in unroll(lines * (2 * i + 2) // 8 - lines * (2 * i + 1) // 8):
-                    prefetch_far(far + 64 * (lines * (2 * i + 1) // 8 + line))
-                a[i] = second(a[i], p[i], y[i], scales_of_nibbles(scales, 8 * i + 4))
-            both = to_f32x8(join_i32x4(sums_of_four_wide(a[0], a[1], a[2], a[3]), sums_in_each(m)))
-            both = mul(both, halves_to_floats(first_of_each(headers)))
-            store(values + 4 * start, sub(low_f32x8(both), high_f32x8(both)))
+                y = x + 256 * tokens * (start + min(i, n_blocks - 1))
+                prefetch_share(far, lines, 2 * i)
+                low, high, scale = low0(p[i]), high0(p[i]), scales_of_nibbles(scales, 8 * i)
+                for t in unroll(tokens):
+                    a[4 * t + i] = add_products(splat_i32x16(0), low, high, y + 256 * t, scale)
+                prefetch_share(far, lines, 2 * i + 1)
+                low, high, scale = low1(p[i]), high1(p[i]), scales_of_nibbles(scales, 8 * i + 4)
+                for t in unroll(tokens):
+                    a[4 * t + i] = add_products(a[4 * t + i], low, high, y + 256 * t + 128, scale)
+            d = halves_to_floats(first_of_each(headers))
+            for t in unroll(tokens):
+                m = add_pairs(splat_i32x16(0), minima, load_pairs(sums + 16 * (t * n_blocks + start)))
+                isum = sums_of_four_wide(a[4 * t], a[4 * t + 1], a[4 * t + 2], a[4 * t + 3])
+                both = mul(to_f32x8(join_i32x4(isum, sums_in_each(m))), d)
+                place = values + t * values_bytes(n_blocks) + 4 * start
+                store(place, sub(low_f32x8(both), high_f32x8(both)))
+
+    return inline(values_of_row)
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """A type without minima; its codes are stored plus something, which sums in `offsets` take off."""
+
+    size: int
+    """Bytes of a super-block."""
+    d_at: int
+    """Where its d lies."""
+    codes: Codes
+    load_scales: Inline
+    """Address of a super-block -> its scales."""
+    scales_of: Op
+    """(scales, number of the first) -> the scales of half a super-block as `add_half` takes them."""
+    add_half: Inline
+    """(isum, low codes, high codes, x, offsets, scales) -> isum with half a super-block more."""
+    step: int
+    """Scales in half a super-block."""
+    offset_bytes: int
+    """Bytes of offsets of half a super-block."""
+
+
+def values_shifted(form: Shifted, tokens: int) -> Inline:
+    """Values of a row of Q6_K or IQ4_XS."""
+    size, d_at, step, offset_bytes = form.size, form.d_at, form.step, form.offset_bytes
+    load_scales, scales_of, add_half = form.load_scales, form.scales_of, form.add_half
+    lines, ahead = -(-size // 16), matmul_row.AHEAD
+    (low0, high0), (low1, high1) = form.codes(0), form.codes(1)
+
+    def values_of_row(row: int, x: int, offsets: int, n_blocks: int, values: int) -> None:
+        for b in range(0, n_blocks, 4):
+            start, far = group_start(b, n_blocks), row + size * b + ahead
+            p, a = registers(4), registers(4 * tokens)
+            for i in unroll(4):
+                k = start + min(i, n_blocks - 1)
+                p[i] = row + size * k
+                y, o = x + 256 * tokens * k, offsets + 2 * offset_bytes * tokens * k
+                scales = load_scales(p[i])
+                prefetch_share(far, lines, 2 * i)
+                low, high, scale = low0(p[i]), high0(p[i]), scales_of(scales, 0)
+                for t in unroll(tokens):
+                    at = o + 2 * offset_bytes * t
+                    a[4 * t + i] = add_half(splat_i32x16(0), low, high, y + 256 * t, at, scale)
+                prefetch_share(far, lines, 2 * i + 1)
+                low, high, scale = low1(p[i]), high1(p[i]), scales_of(scales, step)
+                for t in unroll(tokens):
+                    at = o + 2 * offset_bytes * t + offset_bytes
+                    a[4 * t + i] = add_half(a[4 * t + i], low, high, y + 256 * t + 128, at, scale)
+            d = load_f16_of_four(p[0] + d_at, p[1] + d_at, p[2] + d_at, p[3] + d_at)
+            for t in unroll(tokens):
+                isum = sums_of_four_wide(a[4 * t], a[4 * t + 1], a[4 * t + 2], a[4 * t + 3])
+                store(values + t * values_bytes(n_blocks) + 4 * start, mul(to_f32x4(isum), d))
 
     return inline(values_of_row)
 
 
 # Q6_K: int8 scales of 16 weights.
-@inline
-def with_offsets(q: int, sums: int, n_blocks: int, x: int) -> None:
+def with_offsets(tokens: int) -> Inline:
     """Activations for codes stored plus 32: as they are; and -32 times their sums of four, int32."""
-    zero = splat_i32x16(0)
-    for i in range(4 * n_blocks):
-        part = load_i8x64(q + 64 * i)
-        store(x + 64 * i, part)
-        store(x + 256 * n_blocks + 64 * i, sub(zero, dot_unsigned(zero, splat_i8x64(32), part)))
+
+    def arrange(q: int, sums: int, n_blocks: int, x: int, token: int) -> None:
+        zero = splat_i32x16(0)
+        for i in range(4 * n_blocks):
+            part = load_i8x64(q + 64 * i)
+            y = x + 256 * (i // 4 * tokens + token) + 64 * (i % 4)
+            store(y, part)
+            store(y + 256 * tokens * n_blocks, sub(zero, dot_unsigned(zero, splat_i8x64(32), part)))
+
+    return inline(arrange)
+
+
+def q6_codes(half: int) -> tuple[Inline, Inline]:
+    """Q6_K: the two high bits of 128 weights are pairs of bits of 32 bytes."""
+
+    def low(p: int) -> Vector:
+        top = shifted_halves(load_twice(p + 128 + 32 * half), 4, 2)
+        return bit_or(low4(load_i8x64(p + 64 * half)), bit_and(top, splat_i8x64(0x30)))
+
+    def high(p: int) -> Vector:
+        top = shifted_halves(load_twice(p + 128 + 32 * half), 0, -2)
+        return bit_or(high4(load_i8x64(p + 64 * half)), bit_and(top, splat_i8x64(0x30)))
+
+    return inline(low), inline(high)
 
 
 @inline
-def q6_half(isum: Vector, low_bits: int, high_bits: int, x: int, offsets: int, scales: Vector) -> Vector:
+def q6_scales(p: int) -> Vector:
+    """16 scales, int16."""
+    return sign_extend_i8x16(load_i8x16(p + 192))
+
+
+@inline
+def add_q6(isum: Vector, low: Vector, high: Vector, x: int, offsets: int, scales: Vector) -> Vector:
     """isum + 128 weights of a super-block."""
-    w, h, top = load_i8x64(low_bits), load_twice(high_bits), splat_i8x64(0x30)
-    low = bit_or(low4(w), bit_and(shifted_halves(h, 4, 2), top))
-    high = bit_or(high4(w), bit_and(shifted_halves(h, 0, -2), top))
     a = dot_unsigned(load_i32x16(offsets), low, load_i8x64(x))
     b = dot_unsigned(load_i32x16(offsets + 64), high, load_i8x64(x + 64))
     return add_pairs(isum, pack(a, b), scales)
 
 
-def q6_values() -> Inline:
-    """Values of a row of Q6_K."""
-    lines, ahead = 14, matmul_row.AHEAD
-
-    def values_of_row(row: int, x: int, offsets: int, n_blocks: int, values: int) -> None:
-        for b in range(0, n_blocks, 4):
-            start = group_start(b, n_blocks)
-            far = row + 210 * b + ahead
-            p, a = registers(4), registers(4)
-            for i in unroll(4):
-                k = start + min(i, n_blocks - 1)
-                p[i] = row + 210 * k
-                y, o = x + 256 * k, offsets + 256 * k
-                scales = sign_extend_i8x16(load_i8x16(p[i] + 192))
-                for line in unroll(lines * (2 * i + 1) // 8 - lines * 2 * i // 8):
-                    prefetch_far(far + 64 * (lines * 2 * i // 8 + line))
-                a[i] = q6_half(splat_i32x16(0), p[i], p[i] + 128, y, o, scales_of_sixteens(scales, 0))
-                for line in unroll(lines * (2 * i + 2) // 8 - lines * (2 * i + 1) // 8):
-                    prefetch_far(far + 64 * (lines * (2 * i + 1) // 8 + line))
-                a[i] = q6_half(a[i], p[i] + 64, p[i] + 160, y + 128, o + 128, scales_of_sixteens(scales, 8))
-            d = load_f16_of_four(p[0] + 208, p[1] + 208, p[2] + 208, p[3] + 208)
-            store(values + 4 * start, mul(to_f32x4(sums_of_four_wide(a[0], a[1], a[2], a[3])), d))
-
-    return inline(values_of_row)
-
-
 # IQ4_XS: table values plus 128, so products with int8 need int32.
-@inline
-def by_halves(q: int, sums: int, n_blocks: int, x: int) -> None:
+def by_halves(tokens: int) -> Inline:
     """Activations for 16 bytes of nibbles a group: of each 128 the even 16s, then the odd; -128 times their sums of
     four, even and odd added, int32."""
-    zero = splat_i32x16(0)
-    for i in range(2 * n_blocks):
-        y = x + 128 * i
-        for j in range(4):
-            store(y + 16 * j, load_i8x16(q + 128 * i + 32 * j))
-            store(y + 64 + 16 * j, load_i8x16(q + 128 * i + 32 * j + 16))
-        once = splat_i8x64(64)
-        sums_of_eight = dot_unsigned(dot_unsigned(zero, once, load_i8x64(y)), once, load_i8x64(y + 64))
-        store(x + 256 * n_blocks + 64 * i, sub(zero, add(sums_of_eight, sums_of_eight)))
+
+    def arrange(q: int, sums: int, n_blocks: int, x: int, token: int) -> None:
+        zero, once = splat_i32x16(0), splat_i8x64(64)
+        for i in range(2 * n_blocks):
+            place = i // 2 * tokens + token
+            y = x + 256 * place + 128 * (i % 2)
+            for j in range(4):
+                store(y + 16 * j, load_i8x16(q + 128 * i + 32 * j))
+                store(y + 64 + 16 * j, load_i8x16(q + 128 * i + 32 * j + 16))
+            sums_of_eight = dot_unsigned(dot_unsigned(zero, once, load_i8x64(y)), once, load_i8x64(y + 64))
+            offsets = x + 256 * tokens * n_blocks + 128 * place + 64 * (i % 2)
+            store(offsets, sub(zero, add(sums_of_eight, sums_of_eight)))
+
+    return inline(arrange)
 
 
 iq4_values = lookup("iq4", 64, 128)
 
 
+def iq4_codes(half: int) -> tuple[Inline, Inline]:
+    """IQ4_XS: table values."""
+
+    def low(p: int) -> Vector:
+        return iq4_values(low4(load_i8x64(p + 8 + 64 * half)))
+
+    def high(p: int) -> Vector:
+        return iq4_values(high4(load_i8x64(p + 8 + 64 * half)))
+
+    return inline(low), inline(high)
+
+
 @inline
-def iq4_half(isum: Vector, p: int, x: int, offsets: int, scales: Vector) -> Vector:
+def iq4_scales(p: int) -> Vector:
+    """8 scales, int32."""
+    return load_iq4_scales(p + 2)
+
+
+@inline
+def add_iq4(isum: Vector, low: Vector, high: Vector, x: int, offsets: int, scales: Vector) -> Vector:
     """isum + 128 weights of a super-block."""
-    w = load_i8x64(p)
-    dot = dot_unsigned(load_i32x16(offsets), iq4_values(low4(w)), load_i8x64(x))
-    return add(isum, mul(dot_unsigned(dot, iq4_values(high4(w)), load_i8x64(x + 64)), scales))
+    dot = dot_unsigned(load_i32x16(offsets), low, load_i8x64(x))
+    return add(isum, mul(dot_unsigned(dot, high, load_i8x64(x + 64)), scales))
 
 
-def iq4_xs_values() -> Inline:
-    """Values of a row of IQ4_XS."""
-    lines, ahead = 9, matmul_row.AHEAD
+Q6_K = Shifted(210, 208, q6_codes, q6_scales, scales_of_sixteens, add_q6, step=8, offset_bytes=128)
+IQ4_XS = Shifted(136, 0, iq4_codes, iq4_scales, scales_of_lanes, add_iq4, step=4, offset_bytes=64)
 
-    def values_of_row(row: int, x: int, offsets: int, n_blocks: int, values: int) -> None:
-        for b in range(0, n_blocks, 4):
-            start = group_start(b, n_blocks)
-            far = row + 136 * b + ahead
-            p, a = registers(4), registers(4)
-            for i in unroll(4):
-                k = start + min(i, n_blocks - 1)
-                p[i] = row + 136 * k
-                y, o = x + 256 * k, offsets + 128 * k
-                scales = load_iq4_scales(p[i] + 2)
-                for line in unroll(lines * (2 * i + 1) // 8 - lines * 2 * i // 8):
-                    prefetch_far(far + 64 * (lines * 2 * i // 8 + line))
-                a[i] = iq4_half(splat_i32x16(0), p[i] + 8, y, o, scales_of_lanes(scales, 0))
-                for line in unroll(lines * (2 * i + 2) // 8 - lines * (2 * i + 1) // 8):
-                    prefetch_far(far + 64 * (lines * (2 * i + 1) // 8 + line))
-                a[i] = iq4_half(a[i], p[i] + 72, y + 128, o + 64, scales_of_lanes(scales, 4))
-            d = load_f16_of_four(p[0], p[1], p[2], p[3])
-            store(values + 4 * start, mul(to_f32x4(sums_of_four_wide(a[0], a[1], a[2], a[3])), d))
-
-    return inline(values_of_row)
-
-
-FORMATS = {
-    "q4_k": (values_with_minima(144, q4_first, q4_second), interleave),
-    "q5_k": (values_with_minima(176, q5_first, q5_second), interleave),
-    "q6_k": (q6_values(), with_offsets),
-    "iq4_xs": (iq4_xs_values(), by_halves),
+FORMATS: dict[str, tuple[Callable[[int], Inline], Arrange]] = {
+    "q4_k": (partial(values_with_minima, 144, q4_codes), interleave),
+    "q5_k": (partial(values_with_minima, 176, q5_codes), interleave),
+    "q6_k": (partial(values_shifted, Q6_K), with_offsets),
+    "iq4_xs": (partial(values_shifted, IQ4_XS), by_halves),
 }
-"""Types with a 512-bit kernel: their values of a row, and how the activations are arranged for it."""
+"""Types with 512-bit kernels: for a number of tokens, the values of a row and how its activations are arranged."""
 
 
 @cache
-def row_kernel(name: str) -> Kernel:
-    """The one-token kernel of a type in FORMATS."""
+def row_kernel(name: str, tokens: int = 1) -> Kernel:
+    """The kernel of a type in FORMATS for so many tokens at once."""
     values_of_row, arrange = FORMATS[name]
-    return matmul_row.row_kernel(name, 256, values_of_row, arrange)
+    return matmul_row.row_kernel(name, 256, values_of_row(tokens), arrange(tokens), tokens)

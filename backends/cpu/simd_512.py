@@ -23,6 +23,18 @@ def opaque(x: Vector) -> Vector:
     return x
 
 
+@op("void(i64, lit, lit)")
+def prefetch_share(address: int, lines: int, eighth: int) -> None:
+    """As `prefetch_far`, of one eighth (0 to 7) of so many cache lines from an address on."""
+
+
+@prefetch_share.emit()
+def _emit_prefetch_share(e: Any, address: Any, lines: int, eighth: int) -> None:
+    for line in range(lines * eighth // 8, lines * (eighth + 1) // 8):
+        e.prefetch(e.b.add(address, e.constant("i64", 64 * line)), 2)
+        e.barrier()
+
+
 @op("i32x16(i64, i64, i64, i64)")
 def load_words_of_four(a: int, b: int, c: int, d: int) -> Vector:
     """16 bytes from each of four addresses."""
