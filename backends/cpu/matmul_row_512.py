@@ -23,7 +23,6 @@ from edgellm.backends.cpu.simd import (
     bit_and,
     bit_or,
     load_i8x16,
-    load_i8x32,
     load_i8x64,
     load_i16x16,
     load_i32x16,
@@ -38,37 +37,36 @@ from edgellm.backends.cpu.simd import (
     splat_i32x16,
     store,
     sub,
-    to_f32x4,
-    to_f32x8,
     unroll,
 )
 from edgellm.backends.cpu.simd_512 import (
-    first_of_each,
-    halves_to_floats,
+    floats_of_four,
+    four_times,
     in_each,
-    join_i32x4,
+    lanes_to_parts,
+    load_four_times,
     load_iq4_scales,
     load_twice,
     load_words_of_four,
     low_words,
     opaque,
     pack,
+    part_of_floats,
     prefetch_share,
+    rotated_parts,
+    scales_in_order,
     scales_of_lanes,
-    scales_of_nibbles,
     scales_of_sixteens,
     shifted_halves,
-    sums_in_each,
-    sums_of_four_wide,
+    sums_of_lanes,
+    sums_of_parts,
 )
 from edgellm.backends.cpu.simd_dot import add_pairs, dot_unsigned
-from edgellm.backends.cpu.simd_pack import high_f32x8, load_f16_of_four, lookup, low_f32x8, shifted
-from edgellm.backends.cpu.simd_wide import load_pairs
+from edgellm.backends.cpu.simd_pack import load_f16_of_four, lookup, shifted
+from edgellm.backends.cpu.simd_wide import ints_to_floats, load_pairs
 
 __all__ = ["FORMATS", "row_kernel"]
 
-Codes = Callable[[int], tuple[Inline, Inline]]
-"""Half of a super-block (0 or 1) -> functions of its address: 64 codes, and the 64 whose activations follow theirs."""
 Arrange = Callable[[int], Inline]
 """Number of tokens -> `arrange` of matmul_row.row_kernel: codes block by block, all tokens of a block together."""
 
@@ -112,67 +110,60 @@ def scales_and_minima(words: Vector) -> Vector:
     return _as_bytes(_by_kind(first, second))
 
 
-def interleave(tokens: int) -> Inline:
-    """Activations for 64 bytes of nibbles: of each 128 the second and third 32 change places. Sums of 32 as int16,
-    token after token."""
+def by_sixteens(tokens: int) -> Inline:
+    """Activations of a super-block as the four vectors of its codes come: of each 64 the first 16, then the second, ...
+    Sums of 32 as int16, token after token."""
 
     def arrange(q: int, sums: int, n_blocks: int, x: int, token: int) -> None:
-        for i in range(2 * n_blocks):
-            source, y = q + 128 * i, x + 256 * (i // 2 * tokens + token) + 128 * (i % 2)
-            store(y, load_i8x32(source))
-            store(y + 32, load_i8x32(source + 64))
-            store(y + 64, load_i8x32(source + 32))
-            store(y + 96, load_i8x32(source + 96))
         for b in range(n_blocks):
+            source, y = q + 256 * b, x + 256 * (b * tokens + token)
+            for i in unroll(16):
+                store(y + 64 * (i % 4) + 16 * (i // 4), load_i8x16(source + 16 * i))
             both = mul_pairs_i16(load_i16x16(sums + 32 * b), splat_i16x16(1))
             store(x + 256 * tokens * n_blocks + 16 * (token * n_blocks + b), low_words(both))
 
     return inline(arrange)
 
 
+_even_parts = permute2("i8x64", [16 * n + i for n in (0, 2, 4, 6) for i in range(16)])
+_odd_parts = permute2("i8x64", [16 * n + i for n in (1, 3, 5, 7) for i in range(16)])
+
+
 @inline
-def add_products(isum: Vector, low: Vector, high: Vector, x: int, scales: Vector) -> Vector:
-    """isum + scales x (sums of `low` x 64 int8 at x, sums of `high` x the next 64)."""
-    zero = splat_i32x16(0)
-    packed = pack(dot_unsigned(zero, low, load_i8x64(x)), dot_unsigned(zero, high, load_i8x64(x + 64)))
-    return add_pairs(isum, packed, scales)
+def nibbles(p: int) -> tuple[Vector, Vector, Vector, Vector]:
+    """128 bytes of nibbles, 32 for two groups -> 16 codes each of groups 0, 2, 4, 6, the other 16; so of 1, 3, 5, 7."""
+    a, b = load_i8x64(p), load_i8x64(p + 64)
+    first, second = _even_parts(a, b), _odd_parts(a, b)
+    return low4(first), low4(second), high4(first), high4(second)
 
 
-def q4_codes(half: int) -> tuple[Inline, Inline]:
-    """Q4_K."""
-
-    def low(p: int) -> Vector:
-        return low4(load_i8x64(p + 16 + 64 * half))
-
-    def high(p: int) -> Vector:
-        return high4(load_i8x64(p + 16 + 64 * half))
-
-    return inline(low), inline(high)
+@inline
+def q4_codes(p: int) -> tuple[Vector, Vector, Vector, Vector]:
+    """Codes of a super-block as `nibbles` has them."""
+    return nibbles(p + 16)
 
 
-def q5_codes(half: int) -> tuple[Inline, Inline]:
-    """Q5_K: the fifth bits of 128 weights are four bits of 32 bytes."""
-
-    def low(p: int) -> Vector:
-        fifth = shifted_halves(load_twice(p + 16), 4 - 4 * half, 2 - 4 * half)
-        return bit_or(low4(load_i8x64(p + 48 + 64 * half)), bit_and(fifth, splat_i8x64(16)))
-
-    def high(p: int) -> Vector:
-        fifth = shifted_halves(load_twice(p + 16), 3 - 4 * half, 1 - 4 * half)
-        return bit_or(high4(load_i8x64(p + 48 + 64 * half)), bit_and(fifth, splat_i8x64(16)))
-
-    return inline(low), inline(high)
+@inline
+def q5_codes(p: int) -> tuple[Vector, Vector, Vector, Vector]:
+    """The same; bit g of 32 bytes is the fifth bit of group g's codes."""
+    a, b, c, d = nibbles(p + 48)
+    first, second, fifth = load_four_times(p + 16), load_four_times(p + 32), splat_i8x64(16)
+    a = bit_or(a, bit_and(rotated_parts(first, 4, -2), fifth))
+    b = bit_or(b, bit_and(rotated_parts(second, 4, -2), fifth))
+    c = bit_or(c, bit_and(rotated_parts(first, 3, -2), fifth))
+    d = bit_or(d, bit_and(rotated_parts(second, 3, -2), fifth))
+    return a, b, c, d
 
 
-def values_with_minima(size: int, codes: Codes, tokens: int) -> Inline:
-    """Values of a row of Q4_K or Q5_K (`size` bytes a super-block)."""
+def values_with_minima(size: int, codes: Inline, tokens: int) -> Inline:
+    """Values of a row of Q4_K or Q5_K (`size` bytes a super-block). Sums of eight products fit int16 (8 x 31 x 127)."""
     lines, ahead = -(-size // 16), matmul_row.AHEAD
-    (low0, high0), (low1, high1) = codes(0), codes(1)
 
     def values_of_row(row: int, x: int, sums: int, n_blocks: int, values: int) -> None:
-        for b in range(0, n_blocks, 4):
-            start, far = group_start(b, n_blocks), row + size * b + ahead
-            p, a = registers(4), registers(4 * tokens)
+        zero = splat_i32x16(0)
+        for block in range(0, n_blocks, 4):
+            start, far = group_start(block, n_blocks), row + size * block + ahead
+            p, isum, msum = registers(4), registers(4 * tokens), registers(tokens)
             for i in unroll(4):
                 p[i] = row + size * (start + min(i, n_blocks - 1))
             headers = load_words_of_four(p[0], p[1], p[2], p[3])
@@ -182,20 +173,23 @@ def values_with_minima(size: int, codes: Codes, tokens: int) -> Inline:
             for i in unroll(4):
                 y = x + 256 * tokens * (start + min(i, n_blocks - 1))
                 prefetch_share(far, lines, 2 * i)
-                low, high, scale = low0(p[i]), high0(p[i]), scales_of_nibbles(scales, 8 * i)
-                for t in unroll(tokens):
-                    a[4 * t + i] = add_products(splat_i32x16(0), low, high, y + 256 * t, scale)
+                a, b, c, d = codes(p[i])
                 prefetch_share(far, lines, 2 * i + 1)
-                low, high, scale = low1(p[i]), high1(p[i]), scales_of_nibbles(scales, 8 * i + 4)
+                scale = scales_in_order(scales, 8 * i)
                 for t in unroll(tokens):
-                    a[4 * t + i] = add_products(a[4 * t + i], low, high, y + 256 * t + 128, scale)
-            d = halves_to_floats(first_of_each(headers))
+                    z = y + 256 * t
+                    low = dot_unsigned(dot_unsigned(zero, a, load_i8x64(z)), b, load_i8x64(z + 64))
+                    high = dot_unsigned(dot_unsigned(zero, c, load_i8x64(z + 128)), d, load_i8x64(z + 192))
+                    isum[4 * t + i] = add_pairs(zero, pack(low, high), scale)
             for t in unroll(tokens):
-                m = add_pairs(splat_i32x16(0), minima, load_pairs(sums + 16 * (t * n_blocks + start)))
-                isum = sums_of_four_wide(a[4 * t], a[4 * t + 1], a[4 * t + 2], a[4 * t + 3])
-                both = mul(to_f32x8(join_i32x4(isum, sums_in_each(m))), d)
-                place = values + t * values_bytes(n_blocks) + 4 * start
-                store(place, sub(low_f32x8(both), high_f32x8(both)))
+                isum[t] = sums_of_lanes(isum[4 * t], isum[4 * t + 1], isum[4 * t + 2], isum[4 * t + 3])
+                msum[t] = add_pairs(zero, minima, load_pairs(sums + 16 * (t * n_blocks + start)))
+            whole = sums_of_parts(isum[0], isum[1 % tokens], isum[2 % tokens], isum[3 % tokens])
+            least = lanes_to_parts(sums_of_lanes(msum[0], msum[1 % tokens], msum[2 % tokens], msum[3 % tokens]))
+            whole = mul(ints_to_floats(whole), floats_of_four(headers, 0))
+            whole = sub(whole, mul(ints_to_floats(least), floats_of_four(headers, 1)))
+            for t in unroll(tokens):
+                store(values + t * values_bytes(n_blocks) + 4 * start, part_of_floats(whole, t))
 
     return inline(values_of_row)
 
@@ -208,13 +202,14 @@ class Shifted:
     """Bytes of a super-block."""
     d_at: int
     """Where its d lies."""
-    codes: Codes
+    codes: Inline
+    """(super-block, half: 0 or 1) -> 64 codes, and the 64 whose activations follow theirs."""
     load_scales: Inline
     """Address of a super-block -> its scales."""
     scales_of: Op
     """(scales, number of the first) -> the scales of half a super-block as `add_half` takes them."""
     add_half: Inline
-    """(isum, low codes, high codes, x, offsets, scales) -> isum with half a super-block more."""
+    """(isum, first codes, second codes, x, offsets, scales) -> isum with half a super-block more."""
     step: int
     """Scales in half a super-block."""
     offset_bytes: int
@@ -223,34 +218,38 @@ class Shifted:
 
 def values_shifted(form: Shifted, tokens: int) -> Inline:
     """Values of a row of Q6_K or IQ4_XS."""
-    size, d_at, step, offset_bytes = form.size, form.d_at, form.step, form.offset_bytes
+    size, d_at, step, offset_bytes, codes = form.size, form.d_at, form.step, form.offset_bytes, form.codes
     load_scales, scales_of, add_half = form.load_scales, form.scales_of, form.add_half
     lines, ahead = -(-size // 16), matmul_row.AHEAD
-    (low0, high0), (low1, high1) = form.codes(0), form.codes(1)
 
     def values_of_row(row: int, x: int, offsets: int, n_blocks: int, values: int) -> None:
-        for b in range(0, n_blocks, 4):
-            start, far = group_start(b, n_blocks), row + size * b + ahead
-            p, a = registers(4), registers(4 * tokens)
+        for block in range(0, n_blocks, 4):
+            start, far = group_start(block, n_blocks), row + size * block + ahead
+            p, isum = registers(4), registers(4 * tokens)
             for i in unroll(4):
                 k = start + min(i, n_blocks - 1)
                 p[i] = row + size * k
                 y, o = x + 256 * tokens * k, offsets + 2 * offset_bytes * tokens * k
                 scales = load_scales(p[i])
                 prefetch_share(far, lines, 2 * i)
-                low, high, scale = low0(p[i]), high0(p[i]), scales_of(scales, 0)
+                a, b = codes(p[i], 0)
+                scale = scales_of(scales, 0)
                 for t in unroll(tokens):
                     at = o + 2 * offset_bytes * t
-                    a[4 * t + i] = add_half(splat_i32x16(0), low, high, y + 256 * t, at, scale)
+                    isum[4 * t + i] = add_half(splat_i32x16(0), a, b, y + 256 * t, at, scale)
                 prefetch_share(far, lines, 2 * i + 1)
-                low, high, scale = low1(p[i]), high1(p[i]), scales_of(scales, step)
+                a, b = codes(p[i], 1)
+                scale = scales_of(scales, step)
                 for t in unroll(tokens):
                     at = o + 2 * offset_bytes * t + offset_bytes
-                    a[4 * t + i] = add_half(a[4 * t + i], low, high, y + 256 * t + 128, at, scale)
-            d = load_f16_of_four(p[0] + d_at, p[1] + d_at, p[2] + d_at, p[3] + d_at)
+                    isum[4 * t + i] = add_half(isum[4 * t + i], a, b, y + 256 * t + 128, at, scale)
             for t in unroll(tokens):
-                isum = sums_of_four_wide(a[4 * t], a[4 * t + 1], a[4 * t + 2], a[4 * t + 3])
-                store(values + t * values_bytes(n_blocks) + 4 * start, mul(to_f32x4(isum), d))
+                isum[t] = sums_of_lanes(isum[4 * t], isum[4 * t + 1], isum[4 * t + 2], isum[4 * t + 3])
+            whole = sums_of_parts(isum[0], isum[1 % tokens], isum[2 % tokens], isum[3 % tokens])
+            d = four_times(load_f16_of_four(p[0] + d_at, p[1] + d_at, p[2] + d_at, p[3] + d_at))
+            whole = mul(ints_to_floats(whole), d)
+            for t in unroll(tokens):
+                store(values + t * values_bytes(n_blocks) + 4 * start, part_of_floats(whole, t))
 
     return inline(values_of_row)
 
@@ -270,18 +269,12 @@ def with_offsets(tokens: int) -> Inline:
     return inline(arrange)
 
 
-def q6_codes(half: int) -> tuple[Inline, Inline]:
-    """Q6_K: the two high bits of 128 weights are pairs of bits of 32 bytes."""
-
-    def low(p: int) -> Vector:
-        top = shifted_halves(load_twice(p + 128 + 32 * half), 4, 2)
-        return bit_or(low4(load_i8x64(p + 64 * half)), bit_and(top, splat_i8x64(0x30)))
-
-    def high(p: int) -> Vector:
-        top = shifted_halves(load_twice(p + 128 + 32 * half), 0, -2)
-        return bit_or(high4(load_i8x64(p + 64 * half)), bit_and(top, splat_i8x64(0x30)))
-
-    return inline(low), inline(high)
+@inline
+def q6_codes(p: int, half: int) -> tuple[Vector, Vector]:
+    """Codes of 128 weights: 64 bytes of nibbles, and 32 bytes with two bits each for four of them."""
+    w, h, top = load_i8x64(p + 64 * half), load_twice(p + 128 + 32 * half), splat_i8x64(0x30)
+    low = bit_or(low4(w), bit_and(shifted_halves(h, 4, 2), top))
+    return low, bit_or(high4(w), bit_and(shifted_halves(h, 0, -2), top))
 
 
 @inline
@@ -321,16 +314,11 @@ def by_halves(tokens: int) -> Inline:
 iq4_values = lookup("iq4", 64, 128)
 
 
-def iq4_codes(half: int) -> tuple[Inline, Inline]:
-    """IQ4_XS: table values."""
-
-    def low(p: int) -> Vector:
-        return iq4_values(low4(load_i8x64(p + 8 + 64 * half)))
-
-    def high(p: int) -> Vector:
-        return iq4_values(high4(load_i8x64(p + 8 + 64 * half)))
-
-    return inline(low), inline(high)
+@inline
+def iq4_codes(p: int, half: int) -> tuple[Vector, Vector]:
+    """Table values of 128 weights."""
+    w = load_i8x64(p + 8 + 64 * half)
+    return iq4_values(low4(w)), iq4_values(high4(w))
 
 
 @inline
@@ -350,8 +338,8 @@ Q6_K = Shifted(210, 208, q6_codes, q6_scales, scales_of_sixteens, add_q6, step=8
 IQ4_XS = Shifted(136, 0, iq4_codes, iq4_scales, scales_of_lanes, add_iq4, step=4, offset_bytes=64)
 
 FORMATS: dict[str, tuple[Callable[[int], Inline], Arrange]] = {
-    "q4_k": (partial(values_with_minima, 144, q4_codes), interleave),
-    "q5_k": (partial(values_with_minima, 176, q5_codes), interleave),
+    "q4_k": (partial(values_with_minima, 144, q4_codes), by_sixteens),
+    "q5_k": (partial(values_with_minima, 176, q5_codes), by_sixteens),
     "q6_k": (partial(values_shifted, Q6_K), with_offsets),
     "iq4_xs": (partial(values_shifted, IQ4_XS), by_halves),
 }

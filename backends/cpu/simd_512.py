@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from edgellm.backends.cpu.jit import inline
+from edgellm.backends.cpu.jit import Inline, inline
 from edgellm.backends.cpu.simd import Op, Vector, add, op, permute, permute2, view
 from edgellm.backends.cpu.simd_pack import shifted
 
@@ -75,19 +75,63 @@ def _emit_shifted_halves(e: Any, x: Any, n: int, m: int) -> Any:
     return e.bitcast(e.b.lshr(words, by) if n + m < 0 else e.b.shl(words, by), "i8x64")
 
 
+@op("i8x64(i64)")
+def load_four_times(address: int) -> Vector:
+    """16 bytes from memory, four times."""
+    return np.tile(view(address, np.int8, 16), 4)
+
+
+@load_four_times.emit()
+def _emit_load_four_times(e: Any, address: Any) -> Any:
+    x = e.load(address, "i8x16")
+    return e.shuffle(x, x, list(range(16)) * 4)
+
+
+@op("i8x64(i8x64, lit, lit)")
+def rotated_parts(x: Vector, n: int, step: int) -> Vector:
+    """32-bit words rotated left by n bits in the first 128 bits, by n + step in the next, and so on (right if < 0)."""
+    by = ((n + step * (np.arange(16) // 4)) % 32).astype(np.uint32)
+    words = x.view(np.uint32)
+    return (words << by | words >> (32 - by) % 32).view(np.int8)
+
+
+@rotated_parts.emit()
+def _emit_rotated_parts(e: Any, x: Any, n: int, step: int) -> Any:
+    import llvmlite.ir as ir
+
+    words = e.bitcast(x, "i32x16")
+    by = ir.Constant(words.type, [(n + step * (i // 4)) % 32 for i in range(16)])
+    return e.bitcast(e.call("llvm.fshl.v16i32", "i32x16", words, words, by), "i8x64")
+
+
 @op("i16x8(i32x8)", lambda e, x: e.truncate(x, "i16x8"))
 def low_words(x: Vector) -> Vector:
     """Each lane's low 16 bits."""
     return x.astype(np.int16)
 
 
-_HALVES = [0, 2, 4, 6, 1, 3, 5, 7]
+@op("f32x16(i32x16, lit)")
+def floats_of_four(headers: Vector, n: int) -> Vector:
+    """The n-th float16 of each 128 bits as float32: four values, four times."""
+    return np.tile(headers.view(np.float16)[n::8], 4).astype(np.float32)
 
 
-@op("f32x8(i32x4)", lambda e, x: e.half_to_float(e.shuffle(e.bitcast(x, "i16x8"), e.constant("i16x8", 0), _HALVES), 8))
-def halves_to_floats(x: Vector) -> Vector:
-    """The low float16 of each lane, then the high ones, as float32."""
-    return x.view(np.float16)[_HALVES].astype(np.float32)
+@floats_of_four.emit()
+def _emit_floats_of_four(e: Any, headers: Any, n: int) -> Any:
+    halves = e.bitcast(headers, "i16x32")
+    return e.half_to_float(e.shuffle(halves, halves, [n, n + 8, n + 16, n + 24] * 4), 16)
+
+
+@op("f32x16(f32x4)", lambda e, x: e.shuffle(x, x, [0, 1, 2, 3] * 4))
+def four_times(x: Vector) -> Vector:
+    """x in all 128 bits."""
+    return np.tile(x, 4)
+
+
+@op("f32x4(f32x16, lit)", lambda e, x, n: e.shuffle(x, x, [4 * n + i for i in range(4)]))
+def part_of_floats(x: Vector, n: int) -> Vector:
+    """The n-th 128 bits."""
+    return x[4 * n : 4 * n + 4].copy()
 
 
 # Scales: one packed vector holds, per 128 bits, four results of a first vector of codes and four of a second.
@@ -103,10 +147,10 @@ def _scales(source: str, name: str, groups: list[int]) -> Op:
     return op(f"i16x32({source}, lit)", lambda e, x, first: e.shuffle(x, x, [int(n) + first for n in lanes]))(twin)
 
 
-scales_of_nibbles = _scales("i16x32", "scales_of_nibbles", [0, 1, 0, 1, 2, 3, 2, 3])
-"""64 bytes of nibbles, low and high: groups of 32 weights."""
+scales_in_order = _scales("i16x32", "scales_in_order", [0, 1, 2, 3, 4, 5, 6, 7])
+"""Low nibbles of groups 0, 2, 4, 6 of a super-block, high ones of 1, 3, 5, 7."""
 scales_of_sixteens = _scales("i16x16", "scales_of_sixteens", [0, 4, 1, 5, 2, 6, 3, 7])
-"""The same where 16 weights have a scale."""
+"""64 bytes of nibbles in order, low and high, where 16 weights have a scale."""
 
 
 @op("i32x16(i32x8, lit)")
@@ -140,32 +184,42 @@ def _emit_load_iq4_scales(e: Any, address: Any) -> Any:
     return e.b.sub(e.b.or_(low, high), e.constant("i32x8", 32))
 
 
-# Sums over lanes.
+# Sums over lanes. A step halves two vectors into one: a blend of both, a shuffle of both, one addition (blends may run
+# where shuffles may not).
 def in_each(lanes: list[int]) -> list[int]:
     """Indices that pick the same four lanes in each 128 bits; from 4 on they are those of a second vector."""
     return [4 * i + n % 4 + 16 * (n // 4) for i in range(4) for n in lanes]
 
 
-_zip_low, _zip_high = permute2("i32x16", in_each([0, 4, 1, 5])), permute2("i32x16", in_each([2, 6, 3, 7]))
-_zip_low2, _zip_high2 = permute2("i32x16", in_each([0, 1, 4, 5])), permute2("i32x16", in_each([2, 3, 6, 7]))
-_low, _high = permute("i32x16", list(range(8))), permute("i32x16", list(range(8, 16)))
-_low4, _high4 = permute("i32x8", list(range(4))), permute("i32x8", list(range(4, 8)))
-_swap2, _swap1 = permute("i32x16", in_each([2, 3, 0, 1])), permute("i32x16", in_each([1, 0, 3, 2]))
-first_of_each = permute("i32x16", [0, 4, 8, 12])
-join_i32x4 = permute2("i32x4", list(range(8)))
+def _parts(parts: list[int]) -> list[int]:
+    """Indices that pick whole 128 bits; from 4 on they are those of a second vector."""
+    return [4 * n + i for n in parts for i in range(4)]
+
+
+def _halving(kept: list[int], moved: list[int]) -> Inline:
+    kept_of, moved_of = permute2("i32x16", kept), permute2("i32x16", moved)
+
+    def halved(a: Vector, b: Vector) -> Vector:
+        return add(kept_of(a, b), moved_of(a, b))
+
+    return inline(halved)
+
+
+_pairs = _halving(in_each([0, 1, 6, 7]), in_each([2, 3, 4, 5]))
+_lanes = _halving(in_each([0, 5, 2, 7]), in_each([1, 4, 3, 6]))
+_halves = _halving(_parts([0, 1, 6, 7]), _parts([2, 3, 4, 5]))
+_quarters = _halving(_parts([0, 5, 2, 7]), _parts([1, 4, 3, 6]))
+lanes_to_parts = permute("i32x16", [4 * i + n for n in range(4) for i in range(4)])
+"""Lane n of 128-bit part i becomes lane i of part n."""
 
 
 @inline
-def sums_of_four_wide(a: Vector, b: Vector, c: Vector, d: Vector) -> Vector:
-    """Lane i of the result (i32x4) is the sum of all lanes of the i-th vector."""
-    ab, cd = add(_zip_low(a, b), _zip_high(a, b)), add(_zip_low(c, d), _zip_high(c, d))
-    s = add(_zip_low2(ab, cd), _zip_high2(ab, cd))
-    s = add(_low(s), _high(s))
-    return add(_low4(s), _high4(s))
+def sums_of_lanes(a: Vector, b: Vector, c: Vector, d: Vector) -> Vector:
+    """Per 128 bits: the sum of a's four lanes, of b's, of c's, of d's."""
+    return _lanes(_pairs(a, c), _pairs(b, d))
 
 
 @inline
-def sums_in_each(x: Vector) -> Vector:
-    """The sum of the four lanes of each 128 bits (i32x4)."""
-    x = add(x, _swap2(x))
-    return first_of_each(add(x, _swap1(x)))
+def sums_of_parts(a: Vector, b: Vector, c: Vector, d: Vector) -> Vector:
+    """In the first 128 bits a's four parts of 128 bits added up, in the next b's, and so on."""
+    return _quarters(_halves(a, c), _halves(b, d))
