@@ -192,6 +192,12 @@ class Emitter:
         """x in a 512-bit register; LLVM does not look behind it."""
         return self.b.asm(ir.FunctionType(x.type, [x.type]), "", "=v,0", [x], False)
 
+    def together(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """Two 512-bit vectors as they are, neither ready before the other in LLVM's eyes."""
+        both = ir.LiteralStructType([x.type, y.type])
+        result = self.b.asm(ir.FunctionType(both, [x.type, y.type]), "", "=v,=v,0,1", [x, y], False)
+        return self.b.extract_value(result, 0), self.b.extract_value(result, 1)
+
     def vnni_dot(self, acc: Any, a: Any, b: Any) -> Any:
         """vpdpbusd on 256 or 512 bits; older LLVMs declare its byte operands as int32 lanes."""
         import llvmlite.binding as llvm

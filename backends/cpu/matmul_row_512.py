@@ -25,27 +25,30 @@ from edgellm.backends.cpu.simd import (
     load_i8x16,
     load_i8x64,
     load_i16x16,
-    load_i32x16,
+    load_i32x8,
     mul,
     mul_pairs_i16,
     permute2,
     registers,
     reinterpret,
-    sign_extend_i8x16,
+    shift_left,
     splat_i8x64,
     splat_i16x16,
+    splat_i32x8,
     splat_i32x16,
     store,
     sub,
     unroll,
 )
 from edgellm.backends.cpu.simd_512 import (
+    add_scaled,
     floats_of_four,
     four_times,
     in_each,
     lanes_to_parts,
     load_four_times,
     load_iq4_scales,
+    load_scales_twice,
     load_twice,
     load_words_of_four,
     low_words,
@@ -180,7 +183,7 @@ def values_with_minima(size: int, codes: Inline, tokens: int) -> Inline:
                     z = y + 256 * t
                     low = dot_unsigned(dot_unsigned(zero, a, load_i8x64(z)), b, load_i8x64(z + 64))
                     high = dot_unsigned(dot_unsigned(zero, c, load_i8x64(z + 128)), d, load_i8x64(z + 192))
-                    isum[4 * t + i] = add_pairs(zero, pack(low, high), scale)
+                    isum[4 * t + i] = add_scaled(zero, pack(low, high), scale)
             for t in unroll(tokens):
                 isum[t] = sums_of_lanes(isum[4 * t], isum[4 * t + 1], isum[4 * t + 2], isum[4 * t + 3])
                 msum[t] = add_pairs(zero, minima, load_pairs(sums + 16 * (t * n_blocks + start)))
@@ -196,7 +199,7 @@ def values_with_minima(size: int, codes: Inline, tokens: int) -> Inline:
 
 @dataclass(frozen=True)
 class Shifted:
-    """A type without minima; its codes are stored plus something, which sums in `offsets` take off."""
+    """A type without minima: what its codes are stored plus is taken off by sums of the activations."""
 
     size: int
     """Bytes of a super-block."""
@@ -205,44 +208,44 @@ class Shifted:
     codes: Inline
     """(super-block, half: 0 or 1) -> 64 codes, and the 64 whose activations follow theirs."""
     load_scales: Inline
-    """Address of a super-block -> its scales."""
+    """Super-block -> its scales."""
+    start: Inline
+    """(scales, address of a token's sums) -> what isum starts with."""
     scales_of: Op
     """(scales, number of the first) -> the scales of half a super-block as `add_half` takes them."""
     add_half: Inline
-    """(isum, first codes, second codes, x, offsets, scales) -> isum with half a super-block more."""
+    """(isum, first codes, second codes, x, scales) -> isum with half a super-block more."""
     step: int
     """Scales in half a super-block."""
-    offset_bytes: int
-    """Bytes of offsets of half a super-block."""
+    sums_bytes: int
+    """Bytes of sums of a super-block."""
 
 
 def values_shifted(form: Shifted, tokens: int) -> Inline:
     """Values of a row of Q6_K or IQ4_XS."""
-    size, d_at, step, offset_bytes, codes = form.size, form.d_at, form.step, form.offset_bytes, form.codes
-    load_scales, scales_of, add_half = form.load_scales, form.scales_of, form.add_half
+    size, d_at, step, sums_bytes, codes = form.size, form.d_at, form.step, form.sums_bytes, form.codes
+    load_scales, start_of, scales_of, add_half = form.load_scales, form.start, form.scales_of, form.add_half
     lines, ahead = -(-size // 16), matmul_row.AHEAD
 
-    def values_of_row(row: int, x: int, offsets: int, n_blocks: int, values: int) -> None:
+    def values_of_row(row: int, x: int, sums: int, n_blocks: int, values: int) -> None:
         for block in range(0, n_blocks, 4):
             start, far = group_start(block, n_blocks), row + size * block + ahead
             p, isum = registers(4), registers(4 * tokens)
             for i in unroll(4):
                 k = start + min(i, n_blocks - 1)
                 p[i] = row + size * k
-                y, o = x + 256 * tokens * k, offsets + 2 * offset_bytes * tokens * k
+                y, s = x + 256 * tokens * k, sums + sums_bytes * tokens * k
                 scales = load_scales(p[i])
                 prefetch_share(far, lines, 2 * i)
                 a, b = codes(p[i], 0)
                 scale = scales_of(scales, 0)
                 for t in unroll(tokens):
-                    at = o + 2 * offset_bytes * t
-                    isum[4 * t + i] = add_half(splat_i32x16(0), a, b, y + 256 * t, at, scale)
+                    isum[4 * t + i] = add_half(start_of(scales, s + sums_bytes * t), a, b, y + 256 * t, scale)
                 prefetch_share(far, lines, 2 * i + 1)
                 a, b = codes(p[i], 1)
                 scale = scales_of(scales, step)
                 for t in unroll(tokens):
-                    at = o + 2 * offset_bytes * t + offset_bytes
-                    isum[4 * t + i] = add_half(isum[4 * t + i], a, b, y + 256 * t + 128, at, scale)
+                    isum[4 * t + i] = add_half(isum[4 * t + i], a, b, y + 256 * t + 128, scale)
             for t in unroll(tokens):
                 isum[t] = sums_of_lanes(isum[4 * t], isum[4 * t + 1], isum[4 * t + 2], isum[4 * t + 3])
             whole = sums_of_parts(isum[0], isum[1 % tokens], isum[2 % tokens], isum[3 % tokens])
@@ -254,17 +257,18 @@ def values_shifted(form: Shifted, tokens: int) -> Inline:
     return inline(values_of_row)
 
 
-# Q6_K: int8 scales of 16 weights.
-def with_offsets(tokens: int) -> Inline:
-    """Activations for codes stored plus 32: as they are; and -32 times their sums of four, int32."""
+# Q6_K: int8 scales of 16 weights, codes stored plus 32.
+def with_sixteens(tokens: int) -> Inline:
+    """Activations as they are; -16 times their sums of 16 as int16 (-32 times would not fit), twice."""
 
     def arrange(q: int, sums: int, n_blocks: int, x: int, token: int) -> None:
-        zero = splat_i32x16(0)
-        for i in range(4 * n_blocks):
-            part = load_i8x64(q + 64 * i)
-            y = x + 256 * (i // 4 * tokens + token) + 64 * (i % 4)
-            store(y, part)
-            store(y + 256 * tokens * n_blocks, sub(zero, dot_unsigned(zero, splat_i8x64(32), part)))
+        for b in range(n_blocks):
+            place = b * tokens + token
+            for i in unroll(4):
+                store(x + 256 * place + 64 * i, load_i8x64(q + 256 * b + 64 * i))
+            minus = sub(splat_i16x16(0), shift_left(load_i16x16(sums + 32 * b), 4))
+            store(x + 256 * tokens * n_blocks + 64 * place, minus)
+            store(x + 256 * tokens * n_blocks + 64 * place + 32, minus)
 
     return inline(arrange)
 
@@ -279,39 +283,43 @@ def q6_codes(p: int, half: int) -> tuple[Vector, Vector]:
 
 @inline
 def q6_scales(p: int) -> Vector:
-    """16 scales, int16."""
-    return sign_extend_i8x16(load_i8x16(p + 192))
+    """16 scales as int16, twice."""
+    return opaque(load_scales_twice(p + 192))
 
 
 @inline
-def add_q6(isum: Vector, low: Vector, high: Vector, x: int, offsets: int, scales: Vector) -> Vector:
+def q6_start(scales: Vector, sums: int) -> Vector:
+    """-32 times the sums of 16 times their scales."""
+    return add_pairs(splat_i32x16(0), scales, load_pairs(sums))
+
+
+@inline
+def add_q6(isum: Vector, low: Vector, high: Vector, x: int, scales: Vector) -> Vector:
     """isum + 128 weights of a super-block."""
-    a = dot_unsigned(load_i32x16(offsets), low, load_i8x64(x))
-    b = dot_unsigned(load_i32x16(offsets + 64), high, load_i8x64(x + 64))
-    return add_pairs(isum, pack(a, b), scales)
+    zero = splat_i32x16(0)
+    packed = pack(dot_unsigned(zero, low, load_i8x64(x)), dot_unsigned(zero, high, load_i8x64(x + 64)))
+    return add_scaled(isum, packed, scales)
 
 
 # IQ4_XS: table values plus 128, so products with int8 need int32.
 def by_halves(tokens: int) -> Inline:
-    """Activations for 16 bytes of nibbles a group: of each 128 the even 16s, then the odd; -128 times their sums of
-    four, even and odd added, int32."""
+    """Activations for 16 bytes of nibbles a group: of each 128 the even 16s, then the odd; -128 times their sums of 32,
+    int32."""
 
     def arrange(q: int, sums: int, n_blocks: int, x: int, token: int) -> None:
-        zero, once = splat_i32x16(0), splat_i8x64(64)
-        for i in range(2 * n_blocks):
-            place = i // 2 * tokens + token
-            y = x + 256 * place + 128 * (i % 2)
-            for j in range(4):
-                store(y + 16 * j, load_i8x16(q + 128 * i + 32 * j))
-                store(y + 64 + 16 * j, load_i8x16(q + 128 * i + 32 * j + 16))
-            sums_of_eight = dot_unsigned(dot_unsigned(zero, once, load_i8x64(y)), once, load_i8x64(y + 64))
-            offsets = x + 256 * tokens * n_blocks + 128 * place + 64 * (i % 2)
-            store(offsets, sub(zero, add(sums_of_eight, sums_of_eight)))
+        for b in range(n_blocks):
+            place = b * tokens + token
+            y, source = x + 256 * place, q + 256 * b
+            for i in unroll(16):
+                store(y + 128 * (i // 8) + 64 * (i % 2) + 16 * (i // 2 % 4), load_i8x16(source + 16 * i))
+            both = mul_pairs_i16(load_i16x16(sums + 32 * b), splat_i16x16(-128))
+            store(x + 256 * tokens * n_blocks + 32 * place, both)
 
     return inline(arrange)
 
 
 iq4_values = lookup("iq4", 64, 128)
+_with_zeros = permute2("i32x8", list(range(16)))
 
 
 @inline
@@ -328,19 +336,25 @@ def iq4_scales(p: int) -> Vector:
 
 
 @inline
-def add_iq4(isum: Vector, low: Vector, high: Vector, x: int, offsets: int, scales: Vector) -> Vector:
+def iq4_start(scales: Vector, sums: int) -> Vector:
+    """-128 times the sums of 32 times their scales."""
+    return _with_zeros(mul(scales, load_i32x8(sums)), splat_i32x8(0))
+
+
+@inline
+def add_iq4(isum: Vector, low: Vector, high: Vector, x: int, scales: Vector) -> Vector:
     """isum + 128 weights of a super-block."""
-    dot = dot_unsigned(load_i32x16(offsets), low, load_i8x64(x))
+    dot = dot_unsigned(splat_i32x16(0), low, load_i8x64(x))
     return add(isum, mul(dot_unsigned(dot, high, load_i8x64(x + 64)), scales))
 
 
-Q6_K = Shifted(210, 208, q6_codes, q6_scales, scales_of_sixteens, add_q6, step=8, offset_bytes=128)
-IQ4_XS = Shifted(136, 0, iq4_codes, iq4_scales, scales_of_lanes, add_iq4, step=4, offset_bytes=64)
+Q6_K = Shifted(210, 208, q6_codes, q6_scales, q6_start, scales_of_sixteens, add_q6, step=8, sums_bytes=64)
+IQ4_XS = Shifted(136, 0, iq4_codes, iq4_scales, iq4_start, scales_of_lanes, add_iq4, step=4, sums_bytes=32)
 
 FORMATS: dict[str, tuple[Callable[[int], Inline], Arrange]] = {
     "q4_k": (partial(values_with_minima, 144, q4_codes), by_sixteens),
     "q5_k": (partial(values_with_minima, 176, q5_codes), by_sixteens),
-    "q6_k": (partial(values_shifted, Q6_K), with_offsets),
+    "q6_k": (partial(values_shifted, Q6_K), with_sixteens),
     "iq4_xs": (partial(values_shifted, IQ4_XS), by_halves),
 }
 """Types with 512-bit kernels: for a number of tokens, the values of a row and how its activations are arranged."""

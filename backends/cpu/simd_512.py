@@ -8,6 +8,7 @@ import numpy as np
 
 from edgellm.backends.cpu.jit import Inline, inline
 from edgellm.backends.cpu.simd import Op, Vector, add, op, permute, permute2, view
+from edgellm.backends.cpu.simd_dot import add_pairs
 from edgellm.backends.cpu.simd_pack import shifted
 
 
@@ -33,6 +34,19 @@ def _emit_prefetch_share(e: Any, address: Any, lines: int, eighth: int) -> None:
     for line in range(lines * eighth // 8, lines * (eighth + 1) // 8):
         e.prefetch(e.b.add(address, e.constant("i64", 64 * line)), 2)
         e.barrier()
+
+
+@op("i32x16(i32x16, i16x32, i16x32)")
+def add_scaled(acc: Vector, a: Vector, b: Vector) -> Vector:
+    """As `add_pairs`, in one instruction even where acc is ready last (LLVM would take it apart to shorten a chain that
+    other work hides)."""
+    return add_pairs.twin(acc, a, b)
+
+
+@add_scaled.emit()
+def _emit_add_scaled(e: Any, acc: Any, a: Any, b: Any) -> Any:
+    acc, a = e.together(acc, a)
+    return add_pairs.emitter("avx512")(e, acc, a, b)
 
 
 @op("i32x16(i64, i64, i64, i64)")
@@ -73,6 +87,18 @@ def _emit_shifted_halves(e: Any, x: Any, n: int, m: int) -> Any:
     words = e.bitcast(x, "i16x32")
     by = ir.Constant(words.type, [abs(n)] * 16 + [abs(m)] * 16)
     return e.bitcast(e.b.lshr(words, by) if n + m < 0 else e.b.shl(words, by), "i8x64")
+
+
+@op("i16x32(i64)")
+def load_scales_twice(address: int) -> Vector:
+    """16 int8 from memory as int16, twice."""
+    return np.tile(view(address, np.int8, 16), 2).astype(np.int16)
+
+
+@load_scales_twice.emit()
+def _emit_load_scales_twice(e: Any, address: Any) -> Any:
+    x = e.load(address, "i8x16")
+    return e.extend(e.shuffle(x, x, list(range(16)) * 2), "i16x32", signed=True)
 
 
 @op("i8x64(i64)")
@@ -149,7 +175,7 @@ def _scales(source: str, name: str, groups: list[int]) -> Op:
 
 scales_in_order = _scales("i16x32", "scales_in_order", [0, 1, 2, 3, 4, 5, 6, 7])
 """Low nibbles of groups 0, 2, 4, 6 of a super-block, high ones of 1, 3, 5, 7."""
-scales_of_sixteens = _scales("i16x16", "scales_of_sixteens", [0, 4, 1, 5, 2, 6, 3, 7])
+scales_of_sixteens = _scales("i16x32", "scales_of_sixteens", [0, 4, 1, 5, 2, 6, 3, 7])
 """64 bytes of nibbles in order, low and high, where 16 weights have a scale."""
 
 
