@@ -344,9 +344,9 @@ def check_device() -> None:
     """Raise BackendUnavailable, naming what is missing, unless kernels can run here."""
     if SIMULATED or cuda.is_available():
         return
-    reason = str(cuda.cuda_error() or "").strip().splitlines()
+    reason = " ".join(str(cuda.cuda_error() or "").split())
     if reason or not len(cuda.gpus):
-        detail = f" ({reason[-1].strip()[:120]})" if reason else ""
+        detail = f" ({reason[:120]})" if reason else ""
         raise BackendUnavailable(f"the cuda backend found no NVIDIA GPU or driver{detail}; use --backend cpu")
     raise BackendUnavailable(
         "the cuda backend found a GPU but not NVIDIA's compiler libraries: pip install 'numba-cuda[cu13]'"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,7 +36,11 @@ def model_path(name: str) -> Path:
 
     try:
         return store.resolve(name)
-    except ModelNotFound:
+    except (ModelNotFound, RequestError) as error:
+        if os.path.isfile(name) and not names.is_path(name):
+            raise ModelNotFound(f"no model has the name {name}; for the file of that name write ./{name}") from None
+        if isinstance(error, RequestError):
+            raise
         if names.is_path(name) or not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise
         if not click.confirm(f"{name} is not here. Pull it?", err=True):

@@ -71,7 +71,7 @@ def _facts(model: str, insecure: bool) -> ModelFacts:
     try:
         return plan.local_facts(store.find(model).path, model)
     except ModelNotFound:
-        if names.parse_web_file(model) is None and names.parse_name(model).folded == names.parse_name("demo").folded:
+        if names.is_demo(model):
             return plan.local_facts(store.resolve(model), model)
     with Web(insecure) as web:
         return plan.remote_facts(web, find_remote(web, model))

@@ -58,7 +58,7 @@ def _plan_first(name: str, store: object, insecure: bool) -> None:
     from edgellm.hub.web import Web
 
     assert isinstance(store, stores.Store)
-    if names.is_path(name) or name.split(":")[0] == "demo":
+    if names.is_path(name) or names.is_demo(name):
         return
     try:
         with Web(insecure) as web:

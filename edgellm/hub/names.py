@@ -16,7 +16,8 @@ from urllib.parse import unquote, urlsplit
 
 from edgellm.errors import RequestError
 
-__all__ = ["DEFAULT_HOST", "HF_HOST", "Name", "WebFile", "as_path", "is_path", "parse_name", "parse_web_file"]
+__all__ = ["DEFAULT_HOST", "HF_HOST", "Name", "WebFile"]
+__all__ += ["as_path", "is_demo", "is_path", "parse_name", "parse_web_file"]
 
 DEFAULT_HOST = "registry.ollama.ai"
 HF_HOST = "hf.co"
@@ -140,6 +141,11 @@ def _hub_file(user: str, repo: str, file: str, revision: str = "main") -> WebFil
     if len(tag) > _LIMITS["tag"]:
         tag = f"{tag[:80]}-{hashlib.sha256(tag.encode()).hexdigest()[:8]}.gguf"
     return WebFile(Name(HF_HOST, user, repo, tag), file=file, revision=revision)
+
+
+def is_demo(text: str) -> bool:
+    """Whether a user means the demo model, which comes from the package index. Raises RequestError for no name."""
+    return parse_web_file(text) is None and parse_name(text).folded == parse_name("demo").folded
 
 
 def is_path(text: str) -> bool:

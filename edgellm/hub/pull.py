@@ -21,7 +21,7 @@ from edgellm.hub.download import download
 from edgellm.hub.fetch import Fetcher, RateLimit
 from edgellm.hub.journal import Partial
 from edgellm.hub.manifest import Layer, Manifest
-from edgellm.hub.names import parse_name, parse_web_file
+from edgellm.hub.names import is_demo
 from edgellm.hub.sources import RemoteFile, RemoteModel, check_source, find_remote
 from edgellm.hub.store import Store, StoredModel
 from edgellm.hub.web import Web
@@ -63,7 +63,7 @@ def pull(
     store, options = store or Store(), options or PullOptions()
     check_source(text, options.insecure)
     on_event({"status": "pulling manifest"})
-    if parse_web_file(text) is None and parse_name(text).folded == parse_name("demo").folded:
+    if is_demo(text):
         model = demo.fetch(store, lambda line: on_event({"status": line}))
         on_event({"status": "success"})
         return model

@@ -26,7 +26,7 @@ from edgellm.errors import ModelNotFound, RequestError, StoreError, UnsupportedM
 from edgellm.hub import manifest as mf
 from edgellm.hub.disk import locked, make_folder, sync_folder, write_atomic, write_failed
 from edgellm.hub.manifest import Layer, Manifest
-from edgellm.hub.names import Name, as_path, is_path, parse_name, parse_web_file
+from edgellm.hub.names import Name, as_path, is_demo, is_path, parse_name, parse_web_file
 from edgellm.loader import check_file
 
 __all__ = ["Store", "StoredModel", "find", "resolve"]
@@ -360,7 +360,7 @@ def resolve(text: str, store: Store | None = None) -> Path:
     try:
         return find(text, store).path
     except ModelNotFound:
-        if parse_name(text).folded != parse_name("demo").folded:
+        if not is_demo(text):
             raise
     from edgellm.hub import demo
 

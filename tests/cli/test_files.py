@@ -205,6 +205,24 @@ def test_the_home_of_a_user_that_is_not_there(words, capsys: pytest.CaptureFixtu
     assert captured.err == "edgellm: EDGELLM_HOME is '~nosuchuser', but there is no such user\n"
 
 
+def test_a_file_without_the_ending_is_opened_by_its_path(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("model.bin", "my model"):
+        Path(name).symlink_to(model)
+        assert main(["show", name]) == 1
+        hint = f"edgellm: no model has the name {name}; for the file of that name write ./{name}\n"
+        assert capsys.readouterr().err == hint
+        assert main(["show", f"./{name}"]) == 0
+
+
+def test_a_link_that_was_not_pulled_says_how_to_get_it(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
+    assert main(["run", "https://example.com/x.gguf", "hi"]) == 1
+    assert "get it with: edgellm pull https://example.com/x.gguf\n" in capsys.readouterr().err
+
+
 def test_an_unknown_name_says_how_to_get_it(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "none"))
