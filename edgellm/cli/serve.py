@@ -43,12 +43,13 @@ def serve(
     """
     from edgellm.server.build import build_app
     from edgellm.server.run import bind, serve, setup_logging
+    from edgellm.server.settings import http_address
 
     settings = _settings(host, port, api_key, keep_alive, program.debug, model_flags)
     app = build_app(settings, models)
     sock = bind(settings.host, settings.port)
     setup_logging(settings.debug)
-    address = f"http://{settings.host}:{sock.getsockname()[1]}"
+    address = http_address(settings.host, sock.getsockname()[1])
     click.echo(f"edgellm: serving on {address} (chat page: {address}/ui)", err=True)
     if not settings.is_loopback and not settings.api_key:
         click.echo("edgellm: other machines can reach this server and no --api-key is set", err=True)
@@ -62,7 +63,7 @@ def _settings(
     from edgellm.server.durations import keep_alive_seconds
     from edgellm.server.settings import ServerSettings
 
-    given: dict[str, Any] = {"host": host, "port": port, "api_key": api_key, "debug": debug or None}
+    given: dict[str, Any] = {"api_key": api_key, "debug": debug or None}
     try:
         given["keep_alive"] = keep_alive_seconds(keep_alive, bare_numbers=True)
     except RequestError as error:
@@ -71,7 +72,8 @@ def _settings(
     for name in ("ctx", "memory", "kv_type", "backend", "threads", "draft"):
         given[name] = model.pop(name, None)
     given["extra"] = model or None
-    return replace(ServerSettings.from_env(), **{name: value for name, value in given.items() if value is not None})
+    settings = ServerSettings.from_env().at(host, port)
+    return replace(settings, **{name: value for name, value in given.items() if value is not None})
 
 
 _host = click.option("--host", help="Where the server is. Default: EDGELLM_HOST, OLLAMA_HOST, or 127.0.0.1.")

@@ -48,7 +48,8 @@ def create_app(
     preload: Sequence[ModelRecord] = (),
 ) -> Starlette:
     """The application. `load` makes an `LLM` of a record within so many bytes and says how many it keeps; `budget`:
-    bytes for all models. The models of `preload` are loaded before the first request is taken."""
+    bytes for all models. The models of `preload` are loaded before the first request is taken; what kept one
+    from it lies in the state's `failure`."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -57,8 +58,11 @@ def create_app(
         bridge = Bridge(asyncio.get_running_loop())
         app.state.server = ServerState(settings, catalog, manager, metrics, bridge)
         try:
-            for record in preload:
-                (await manager.acquire(record)).release()
+            try:
+                for record in preload:
+                    (await manager.acquire(record)).release()
+            except EdgeLLMError as error:
+                app.state.server.failure = error
             yield
         finally:
             for pool in (app.state.server.downloads, app.state.server.embedders):

@@ -10,20 +10,16 @@ from typing import Any
 import httpx
 
 from edgellm.errors import EdgeLLMError, ModelNotFound, RequestError
-from edgellm.server.settings import ServerSettings
+from edgellm.server.settings import ServerSettings, http_address
 
 __all__ = ["ServerClient", "server_url"]
 
 
 def server_url(host: str | None = None, port: int | None = None) -> str:
     """Where the server of this user would be: the given address, or EDGELLM_HOST / OLLAMA_HOST, or the default."""
-    settings = ServerSettings.from_env()
-    name = host or settings.host
-    if name in ("0.0.0.0", "::", "[::]"):
-        name = "127.0.0.1"
-    if ":" in name and not name.startswith("["):
-        name = f"[{name}]"
-    return f"http://{name}:{port or settings.port}"
+    settings = ServerSettings.from_env().at(host, port)
+    everywhere = settings.host in ("0.0.0.0", "::")
+    return http_address("127.0.0.1" if everywhere else settings.host, settings.port)
 
 
 class ServerClient:

@@ -76,6 +76,14 @@ class EdgeServer(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts to listen. Raises what kept a model from being loaded: an error for the user, where uvicorn has only
+        tracebacks."""
+        await super().startup(sockets)
+        if failure := self.app.state.server.failure:
+            await self.shutdown(sockets)
+            raise failure
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuses new work, waits for running answers up to the grace time, ends the rest, then closes."""
         state = self.app.state.server
@@ -96,7 +104,7 @@ class EdgeServer(uvicorn.Server):
 
 
 def serve(app: Starlette, settings: ServerSettings, sock: socket.socket) -> None:
-    """Serves until SIGINT or SIGTERM."""
+    """Serves until SIGINT or SIGTERM. Raises EdgeLLMError when a model that is to be loaded at once cannot be."""
     server = EdgeServer(app, settings)
     server.run(sockets=[sock])
 

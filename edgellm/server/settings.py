@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from edgellm.errors import RequestError
 from edgellm.server.durations import keep_alive_seconds
 
-__all__ = ["DEFAULT_PORT", "ServerSettings", "parse_host"]
+__all__ = ["DEFAULT_PORT", "ServerSettings", "http_address", "parse_host"]
 
 DEFAULT_PORT = 11434
 _SCHEME_PORTS = {"http": 80, "https": 443}
@@ -63,6 +63,13 @@ class ServerSettings:
         except ValueError:
             return False
 
+    def at(self, host: str | None, port: int | None) -> ServerSettings:
+        """The settings with an address that was given by hand: `host` as `parse_host` reads it, `port` before it."""
+        if host is not None:
+            name, own_port = parse_host(host, self.port)
+            self = replace(self, host=name, port=own_port)
+        return self if port is None else replace(self, port=port)
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> ServerSettings:
         """Defaults with the environment laid over them. Raises RequestError that names a bad variable."""
@@ -85,20 +92,38 @@ class ServerSettings:
         return settings
 
 
-def parse_host(text: str) -> tuple[str, int]:
-    """Host and port of `[scheme://]host[:port][/path]`. A scheme without a port brings its own (80, 443); a bad port
-    gives the default, with a warning."""
+def parse_host(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int]:
+    """Host and port of `[scheme://]host[:port][/path]`; an IPv6 address may do without its brackets. A scheme without a
+    port brings its own (80, 443); a bad port gives 11434, with a warning. Raises RequestError for what is no address.
+    """
     scheme, separator, rest = text.strip().partition("://")
     if not separator:
         scheme, rest = "", text.strip()
-    parts = urlsplit(f"//{rest}")
-    default = _SCHEME_PORTS.get(scheme, DEFAULT_PORT)
+    if _is_ipv6(rest):
+        return rest, _SCHEME_PORTS.get(scheme, default_port)
+    try:
+        parts = urlsplit(f"//{rest}")
+    except ValueError as error:
+        raise RequestError(f"{text!r} is no address: {error}") from None
+    default = _SCHEME_PORTS.get(scheme, default_port)
     try:
         port = parts.port if parts.port is not None else default
     except ValueError:
         _log.warning("bad port in %r, using %d", text, DEFAULT_PORT)
         port = DEFAULT_PORT
     return parts.hostname or "127.0.0.1", port
+
+
+def http_address(host: str, port: int) -> str:
+    """The address as a browser takes it."""
+    return f"http://[{host}]:{port}" if _is_ipv6(host) else f"http://{host}:{port}"
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False
 
 
 def _get(env: Mapping[str, str], name: str) -> tuple[str, str] | None:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgellm.errors import EdgeLLMError
 from edgellm.server.bridge import Bridge
 from edgellm.server.catalog import Catalog
 from edgellm.server.manager import ModelManager
@@ -24,6 +25,8 @@ class ServerState:
     manager: ModelManager
     metrics: Metrics
     bridge: Bridge
+    failure: EdgeLLMError | None = None
+    """What ends the server as soon as it has started: a model that it was to load at once and could not."""
     draining: bool = False
     """Set when the server was told to stop: new work is refused, running answers go on for a while."""
     downloads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "edgellm-pull"))

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,33 @@ def test_serve_ps_stop_and_a_clean_end(
         assert server.wait(20) == 0
     code, _, said = run("ps")
     assert code == 1 and "edgellm serve" in said
+
+
+def test_a_model_that_does_not_fit_ends_the_server_in_one_line(tmp_path: Path) -> None:
+    file = tiny_gguf(tmp_path / "tiny.gguf", context_length=64)
+    command = [sys.executable, "-m", "edgellm", "serve", str(file), "--port", "0", "--memory", "1000"]
+    done = subprocess.run([*command, "--backend", "reference"], capture_output=True, text=True, timeout=60)
+    serving, said = done.stderr.splitlines()
+    assert done.returncode == 1 and serving.startswith("edgellm: serving on http://127.0.0.1:")
+    assert said.startswith("edgellm: tiny:latest needs ") and "the memory budget is 1000" in said
+
+
+@pytest.mark.parametrize("host", ["[::1]", "::1", "http://[::1]:80/x"])
+def test_an_address_of_ipv6_is_shown_as_browsers_take_it(host: str, tmp_path: Path) -> None:
+    if not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    env = {**os.environ, "EDGELLM_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "edgellm", "serve", "--host", host, "--port", "0"]
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        line = server.stderr.readline()
+        if "can't listen" in line:
+            pytest.skip("this machine has no address ::1")
+        address = re.search(r"http://\[::1\]:(\d+)", line)
+        assert address, line
+        assert main(["ps", "--host", host, "--port", address[1]]) == 0
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
 
 
 def test_other_origins_than_the_pages_own_are_refused_by_default(tmp_path: Path) -> None:

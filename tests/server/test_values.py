@@ -67,12 +67,34 @@ def test_stamps_are_rfc_3339() -> None:
         ("http://example.org", "example.org", 80),
         ("https://example.org/path", "example.org", 443),
         ("[::1]:1234", "::1", 1234),
+        ("::1", "::1", 11434),
         (":5000", "127.0.0.1", 5000),
         ("localhost:99999999", "localhost", 11434),
     ],
 )
 def test_hosts(text: str, host: str, port: int) -> None:
     assert parse_host(text) == (host, port)
+
+
+def test_what_is_no_address_is_named() -> None:
+    with pytest.raises(RequestError, match="is no address"):
+        ServerSettings.from_env({"OLLAMA_HOST": "[::1"})
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "expected"),
+    [
+        (None, None, ("10.0.0.1", 5000)),
+        (None, 0, ("10.0.0.1", 0)),
+        ("localhost", None, ("localhost", 5000)),
+        ("localhost:1", None, ("localhost", 1)),
+        ("localhost:1", 2, ("localhost", 2)),
+        ("", None, ("127.0.0.1", 5000)),
+    ],
+)
+def test_an_address_given_by_hand(host: str | None, port: int | None, expected: tuple[str, int]) -> None:
+    settings = ServerSettings(host="10.0.0.1", port=5000).at(host, port)
+    assert (settings.host, settings.port) == expected
 
 
 def test_own_variables_go_before_ollamas() -> None:
