@@ -11,6 +11,7 @@ import click
 
 from edgellm.cli.main import Globals
 from edgellm.cli.options import ModelFlags, json_option, model_options
+from edgellm.cli.show import size_text
 from edgellm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -98,14 +99,17 @@ def ps(host: str | None, port: int | None, api_key: str | None, as_json: bool) -
     if not models:
         click.echo("no model is loaded")
     for model in models:
-        size = f"{model['size'] / 1e9:.2f} GB"
+        size = size_text(model["size"])
         context = model.get("context_length", "?")  # older Ollama servers do not say it
         click.echo(f"{model['name']:<40} {size:>10}  context {context:>7}  until {_until(model)}")
 
 
 def _until(model: dict[str, Any]) -> str:
-    """When a model goes, in words."""
-    left = (datetime.fromisoformat(model["expires_at"]) - datetime.now(timezone.utc)).total_seconds()
+    """When a model goes, in words; as the server has it where this Python reads no nanoseconds (before 3.11)."""
+    try:
+        left = (datetime.fromisoformat(model["expires_at"]) - datetime.now(timezone.utc)).total_seconds()
+    except ValueError:
+        return str(model["expires_at"])
     if left > 50 * 365 * 86400:
         return "stopped"
     return f"{max(left, 0) / 60:.0f} min from now" if left >= 60 else f"{max(left, 0):.0f} s from now"

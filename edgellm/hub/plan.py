@@ -23,10 +23,12 @@ from edgellm.loader import Header, Incomplete, TensorInfo, open_gguf, parse_head
 from edgellm.memory import MemoryPlan
 from edgellm.models.config import ModelConfig
 
-__all__ = ["ModelFacts", "Plan", "local_facts", "make", "remote_facts", "runtime_bytes"]
+__all__ = ["ModelFacts", "Plan", "local_facts", "make", "remote_facts"]
 
 _FIRST = 256 << 10
 _LARGEST_HEADER = 256 << 20
+_BASE_RUNTIME, _BYTES_PER_TOKEN = 100_000_000, 290
+"""Measured on Linux, x86-64, Python 3.11 (`edgellm doctor` shows this machine's own figure for the first)."""
 _QUANTS = {"Q8_0": 8.5, "Q6_K": 6.57, "Q5_K_M": 5.7, "Q4_K_M": 4.87, "Q3_K_M": 3.93, "Q2_K": 3.2}
 """Bits per weight of whole files of 7B to 70B models, embeddings included: for advice only, so marked as about."""
 
@@ -101,7 +103,7 @@ def make(
         budget = machine.budget if machine else memory.default_budget()
     if machine is not None and bandwidth is None:
         bandwidth = machine.bandwidth
-    fixed = {"draft_bytes": _draft_bytes(draft, ctx, kv_type), "runtime_bytes": runtime_bytes(facts)}
+    fixed = {"draft_bytes": _draft_bytes(draft, ctx, kv_type), "runtime_bytes": _expected_runtime(facts)}
 
     def planned(kv: str, length: int | None) -> MemoryPlan:
         return memory.make_plan(facts.config, facts.weights_bytes, kv, length, budget, **fixed, n_logits=1)
@@ -125,16 +127,9 @@ def make(
     return Plan(plan, kv_type, label, ceiling, facts.config.context_length, tuple(advice))
 
 
-def runtime_bytes(facts: ModelFacts) -> int:
-    """What the process takes besides: interpreter, libraries and compiled kernels, and the tokenizer's tables.
-
-    Measured on Linux, x86-64, Python 3.11 (`edgellm doctor` shows this machine's own figure for the first part).
-    """
+def _expected_runtime(facts: ModelFacts) -> int:
+    """Bytes that the process takes besides: interpreter, libraries and compiled kernels, and the tokenizer's tables."""
     return _BASE_RUNTIME + _BYTES_PER_TOKEN * facts.vocab_size
-
-
-_BASE_RUNTIME = 100_000_000
-_BYTES_PER_TOKEN = 290
 
 
 def local_facts(path: Path, name: str = "") -> ModelFacts:

@@ -82,3 +82,13 @@ def test_a_prompt_without_its_template_needs_a_model_here() -> None:
         session = ServerSession("fake", client)
         with pytest.raises(RequestError, match="--local"):
             session.continue_text("Hi", {})
+
+
+OLD = {"name": "m:latest", "size": 1_500_000, "expires_at": "in the far future"}
+
+
+@pytest.mark.parametrize("strange", [json.dumps({"models": [OLD]}).encode()], indirect=True)
+def test_ps_of_an_older_server(strange: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ps", "--host", strange]) == 0
+    printed = capsys.readouterr().out.split()
+    assert printed == ["m:latest", "1.5", "MB", "context", "?", "until", "in", "the", "far", "future"]
