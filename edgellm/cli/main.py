@@ -137,8 +137,10 @@ def _report(error: Exception, debug: bool) -> int:
     if isinstance(error, EdgeLLMError):
         _say(str(error))
         return error.exit_code
-    if isinstance(error, (OSError, MemoryError)):
-        _say(str(error) or type(error).__name__)
+    if isinstance(error, MemoryError):
+        _say(f"out of memory: {str(error) or 'the system gives no more'}; ask for less with --memory or --ctx")
+    elif isinstance(error, OSError):
+        _say(str(error))
     elif not debug:
         _say(f"a bug in edgellm: {type(error).__name__}: {error} (run again with --debug for the traceback)")
     return 1

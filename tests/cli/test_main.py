@@ -72,6 +72,22 @@ def test_a_bug_is_named_as_one(failing_command, capsys: pytest.CaptureFixture[st
     )
 
 
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (MemoryError(), "out of memory: the system gives no more; ask for less with --memory or --ctx"),
+        (MemoryError("1 GiB"), "out of memory: 1 GiB; ask for less with --memory or --ctx"),
+        (OSError(28, "No space left on device"), "[Errno 28] No space left on device"),
+    ],
+)
+def test_what_the_system_refuses_is_no_bug(
+    failing_command, error: Exception, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing_command.append(error)
+    assert program.main(["fail"]) == 1
+    assert capsys.readouterr().err == f"edgellm: {line}\n"
+
+
 def test_an_interrupt_is_130(failing_command) -> None:
     failing_command.append(KeyboardInterrupt())
     assert program.main(["fail"]) == 130
