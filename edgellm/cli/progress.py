@@ -29,6 +29,7 @@ class PullProgress:
         self._tasks: dict[str, TaskID] = {}
         self._first: dict[str, tuple[float, int]] = {}
         self._said: dict[str, float] = {}
+        self._status = ""
 
     def __enter__(self) -> PullProgress:
         if self._tty:
@@ -54,7 +55,9 @@ class PullProgress:
         """Shows one event."""
         status, total = event["status"], event.get("total")
         if total is None:
-            self._say(status)
+            if status != self._status:  # one that waits for another process says so twice a second
+                self._say(status)
+            self._status = status
         elif self._bar is not None:
             done = event.get("completed", 0)
             if status not in self._tasks:

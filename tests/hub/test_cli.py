@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from edgellm.cli.main import main
+from edgellm.hub.disk import locked
 from edgellm.hub.pull import partials
 from edgellm.hub.store import Store
 from tests.support.hubs import model_file, serve_hub
@@ -33,6 +36,26 @@ def says(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> tuple[st
     """Runs a command, checks its exit code, and gives stdout and stderr."""
     assert main(list(words)) == code
     return capsys.readouterr()
+
+
+def test_who_waits_for_another_process_says_so_once(
+    hub: Path, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = hashlib.sha256(hub.read_bytes()).hexdigest()
+    taken, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with locked(store.partial / f"sha256-{digest}.lock"):
+            taken.set()
+            release.wait(30)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    assert taken.wait(10)
+    threading.Timer(1.3, release.set).start()  # two or three looks at the lock
+    _, err = says(capsys, 0, "pull", "hf.co/u/tiny-GGUF")
+    other.join()
+    assert err.count("waiting for another process") == 1 and err.endswith("success\n")
 
 
 def test_pull_list_run_and_remove(hub: Path, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
