@@ -79,10 +79,9 @@ class DepthController:
         """Depth per sequence, each at most its limit."""
         n = len(prospects)
         self.probing = False
-        plain = self.times.plain(n, context)
-        if plain is None or not any(p.limit for p in prospects):
+        if self.times.plain(n) is None or not any(p.limit for p in prospects):
             return [0] * n
-        best = self._best(prospects, context, plain)
+        best = self._best(prospects, context)
         if any(best):
             refresh = self._refresh[n] or FIRST_REFRESH
             if self._since_plain[n] < refresh:
@@ -106,7 +105,8 @@ class DepthController:
         self.total_s += seconds
         self.plain_s += plain * num_tokens / num_seqs
         if self.probing:
-            self.probe_s += max(0.0, seconds - plain * num_tokens / num_seqs)
+            expected = self.times.step(num_seqs, num_seqs, context)
+            self.probe_s += max(0.0, seconds - expected * num_tokens / num_seqs)
 
     def promise(self, prospect: Prospect, num_seqs: int = 1, context: int = 0) -> float:
         """Least expected seconds per token and sequence if all sequences had this prospect; inf without guesses."""
@@ -121,9 +121,9 @@ class DepthController:
     def pays(self, behind: int, left: int, rate: float, num_seqs: int = 1, context: int = 0) -> bool:
         """Whether `left` tokens guessed at this acceptance win back what computing `behind` tokens by the draft costs,
         for each of the sequences."""
-        plain = self.times.plain(num_seqs, context)
-        if plain is None:
+        if self.times.plain(num_seqs) is None:
             return False
+        plain = self.times.step(num_seqs, num_seqs, context)
         gain = plain / MARGIN - self.promise(Prospect(rate, self.most, True), num_seqs, context)
         return left * gain > num_seqs * behind * self.catch_up_s.typical
 
@@ -141,12 +141,12 @@ class DepthController:
         """Tokens per second against plain decoding in the same process; None before anything was decoded."""
         return self.plain_s / self.total_s if self.total_s else None
 
-    def _best(self, prospects: Sequence[Prospect], context: int, plain: float) -> list[int]:
+    def _best(self, prospects: Sequence[Prospect], context: int) -> list[int]:
         n = len(prospects)
         draft = self.times.draft_step(n, context)
         depths, likely = [0] * n, [p.rate for p in prospects]
         tokens, passes = float(n), 0
-        best, best_rate = list(depths), MARGIN * n / plain
+        best, best_rate = list(depths), MARGIN * n / self.times.step(n, n, context)
         for extra in range(1, MAX_EXTRA_ROWS + 1):
             open_ = [i for i, p in enumerate(prospects) if depths[i] < min(p.limit, self.most)]
             if not open_:

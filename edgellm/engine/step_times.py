@@ -1,4 +1,4 @@
-"""What steps take, typically, by what they computed, seen at the context they are asked for."""
+"""What steps take, from recent ones, by what they computed, seen at the context they are asked for."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ UNKNOWN_ROW = 0.15
 
 
 class Recent:
-    """The median of the last few values, or the last one if it is less: whatever disturbs a step makes it slower, so a
-    quick one says that the disturbance is over. Kept as values come because it is asked for far more often."""
+    """The last few values: their median, and what the next one is expected to be: the median, or the last one if it is
+    less. Whatever disturbs a step makes it slower, so a quick one says that the disturbance is over. Kept as values
+    come because they are asked for far more often."""
 
     def __init__(self, length: int = 9) -> None:
         self._values: deque[float] = deque(maxlen=length)
-        self.typical = 0.0
+        self.typical = self.expected = 0.0
 
     def add(self, value: float) -> None:
         """One more value."""
         self._values.append(value)
-        self.typical = min(median(self._values), value)
+        self.typical = median(self._values)
+        self.expected = min(self.typical, value)
 
 
 class StepTimes:
-    """Typical seconds of decode-only steps by (sequences, rows), and of the draft's passes by sequences. `context` is
+    """Expected seconds of decode-only steps by (sequences, rows), and of the draft's passes by sequences. `context` is
     the sum of the sequences' lengths: what their cached rows cost is taken off before a time is kept and put on again
     when it is asked for, so that times from short contexts hold for long ones.
 
@@ -65,7 +67,7 @@ class StepTimes:
         self._drafts.setdefault(1, Recent(33)).add(seconds)
 
     def plain(self, num_seqs: int, context: int = 0) -> float | None:
-        """Seconds of a step without guesses; None before one was seen."""
+        """Typical seconds of a step without guesses, to account by; None before one was seen."""
         times = self._steps.get(num_seqs, {}).get(num_seqs)
         return times.typical + self.context_s * context if times else None
 
@@ -76,7 +78,7 @@ class StepTimes:
     def draft_step(self, num_seqs: int = 1, context: int = 0) -> float:
         """Seconds of one pass of the draft, by the nearest smaller batch that was seen; 0 before one was seen."""
         known = [n for n in self._drafts if n <= num_seqs] or sorted(self._drafts)[:1]
-        return self._drafts[max(known)].typical + self.draft_context_s * context if known else 0.0
+        return self._drafts[max(known)].expected + self.draft_context_s * context if known else 0.0
 
     def _is_new(self, kind: tuple[str, int, int]) -> bool:
         new = kind not in self._seen
@@ -86,23 +88,23 @@ class StepTimes:
     def _own(self, num_seqs: int, num_rows: int) -> float:
         known = self._steps.get(num_seqs, {})
         if num_rows in known:
-            return known[num_rows].typical
+            return known[num_rows].expected
         below = max((r for r in known if r < num_rows), default=None)
         above = min((r for r in known if r > num_rows), default=None)
         if below is None:
             return 0.0
         if above is not None:
             share = (num_rows - below) / (above - below)
-            return known[below].typical * (1 - share) + known[above].typical * share
+            return known[below].expected * (1 - share) + known[above].expected * share
         if num_seqs > 1 and len(self._steps.get(1, {})) > 1:
             # More rows than were seen with so many sequences: they add what they add for one.
-            return known[below].typical + max(0.0, self._own(1, num_rows) - self._own(1, below))
-        return known[below].typical + self._row_cost(num_seqs) * (num_rows - below)
+            return known[below].expected + max(0.0, self._own(1, num_rows) - self._own(1, below))
+        return known[below].expected + self._row_cost(num_seqs) * (num_rows - below)
 
     def _row_cost(self, num_seqs: int) -> float:
         """Seconds of one more row beyond all that were seen."""
         known = self._steps[num_seqs]
         if len(known) < 2:
-            return UNKNOWN_ROW * min(recent.typical for recent in known.values()) / num_seqs
+            return UNKNOWN_ROW * min(recent.expected for recent in known.values()) / num_seqs
         few, most = sorted(known)[-2:]
-        return max(0.0, (known[most].typical - known[few].typical) / (most - few))
+        return max(0.0, (known[most].expected - known[few].expected) / (most - few))

@@ -75,6 +75,16 @@ def test_times_hold_for_other_contexts() -> None:
     assert times.step(1, 2, 500) == pytest.approx(1.5 + 0.2 / 3)
 
 
+def test_a_quick_step_ends_a_disturbance_for_choices_not_for_the_account() -> None:
+    times = StepTimes()
+    for seconds in (1.0, 2.0, 2.0, 2.0, 1.1):
+        times.set(1, 1, seconds)
+    assert times.plain(1) == 2.0  # the median
+    assert times.step(1, 1) == 1.1
+    times.set(1, 1, 3.0)
+    assert times.step(1, 1) == times.plain(1) == 2.0
+
+
 def test_plain_decoding_is_measured_again_now_and_then() -> None:
     depths = controller(draft_step=0.0)
     chosen = []
