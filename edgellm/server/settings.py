@@ -65,10 +65,8 @@ class ServerSettings:
 
     def at(self, host: str | None, port: int | None) -> ServerSettings:
         """The settings with an address that was given by hand: `host` as `parse_host` reads it, `port` before it."""
-        if host is not None:
-            name, own_port = parse_host(host, self.port)
-            self = replace(self, host=name, port=own_port)
-        return self if port is None else replace(self, port=port)
+        name, own_port = (self.host, self.port) if host is None else parse_host(host, self.port)
+        return replace(self, host=name, port=own_port if port is None else port)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> ServerSettings:
