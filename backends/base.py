@@ -157,6 +157,10 @@ class Backend(ABC):
     def new_kv(self, spec: KVSpec, n_blocks: int) -> KVPages:
         """Reserve the blocks of one layer. Memory is taken as blocks are first written, where the system allows it."""
 
+    def new_kvs(self, specs: Sequence[KVSpec], n_blocks: Sequence[int]) -> list[KVPages]:
+        """`new_kv` for all layers of a model; a backend may lay them out together."""
+        return [self.new_kv(spec, n) for spec, n in zip(specs, n_blocks, strict=True)]
+
     @abstractmethod
     def execute(self, forward: Callable[[Batch], Array], batch: Batch) -> npt.NDArray[np.float32]:
         """Run `forward(batch)` and return its result as a numpy float32 array that the caller owns. Synchronous.

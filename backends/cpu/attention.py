@@ -138,8 +138,8 @@ def tile_kernel(kv_type: str, k_dim: int, v_dim: int, group: int, rows: int) -> 
     """Attention of tiles, `rows` (row, head) pairs in registers at once.
 
     args: 0 q, 1 out, 2 units, 3 cell with the address of the partials, 4 positions, 5 block table, 6 its width,
-    7 pages, 8 block bytes, 9 head bytes, 10 V offset, 11 K scales, 12 V scales less V offset, 13 n_heads, 14 scale,
-    15 softcap, 16 window, 17 sinks, 18 causal, 19 context lengths.
+    7 pages, 8 bytes from block to block, 9 head bytes, 10 V offset, 11 K scales, 12 V scales less V offset,
+    13 n_heads, 14 scale, 15 softcap, 16 window, 17 sinks, 18 causal, 19 context lengths.
     A unit's fields: first row, rows, kv head, sequence, first and last partition, partial's slot or -1.
     """
     padded = -(-v_dim // 16) * 16

@@ -38,7 +38,7 @@ def record_attention(tape: Tape, q: Buf, pages: CPUPages, spec: AttentionSpec, s
     plan: Plan = plan_of(tape, kv, spec, group, n_threads)
     batch = tape.batch
     table = batch.block_tables[kv.group]
-    place = (pages.address, layout.block, layout.head, layout.v, layout.k_scales, layout.v_scales - layout.v)
+    place = (pages.address, pages.stride, layout.head, layout.v, layout.k_scales, layout.v_scales - layout.v)
     mask = (np.float32(spec.scale), np.float32(spec.softcap), spec.window, 0 if sinks is None else sinks)
     rest = (table, table.shape[1], *place, n_heads, *mask, int(spec.causal), batch.context_lens)
     # Both kernels write other parts of the same memory: named once, so that no barrier comes between them.

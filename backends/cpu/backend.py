@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import types
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from edgellm.backends.cpu.elementwise import record_activate, record_add, record
 from edgellm.backends.cpu.embed import record_embed
 from edgellm.backends.cpu.experts import record_combine, record_expert_linear, record_route
 from edgellm.backends.cpu.jit import Library
-from edgellm.backends.cpu.kv import CPUPages, record_store
+from edgellm.backends.cpu.kv import CPUPages, new_pages, record_store
 from edgellm.backends.cpu.matmul import QUANTISED, record_matmul
 from edgellm.backends.cpu.matmul_float import record_float_matmul
 from edgellm.backends.cpu.quantise import panel_of
@@ -78,7 +78,10 @@ class CPUBackend(Backend):
         return CPUWeight(tensor)
 
     def new_kv(self, spec: KVSpec, n_blocks: int) -> CPUPages:
-        return CPUPages(spec, n_blocks)
+        return new_pages([spec], [n_blocks])[0]
+
+    def new_kvs(self, specs: Sequence[KVSpec], n_blocks: Sequence[int]) -> list[KVPages]:
+        return list(new_pages(specs, n_blocks))
 
     def execute(self, forward: Callable[[Batch], Buf], batch: Batch) -> npt.NDArray[np.float32]:
         with self._lock:

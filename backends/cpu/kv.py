@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -40,7 +42,7 @@ from edgellm.backends.cpu.vecmath import ONE, ZERO, arg, load_part, round_away8
 from edgellm.config import BLOCK_SIZE
 from edgellm.errors import RequestError
 
-__all__ = ["GROUP", "CPUPages", "KVLayout", "record_store"]
+__all__ = ["GROUP", "CPUPages", "KVLayout", "new_pages", "record_store"]
 
 GROUP = 32
 LINE = 64
@@ -80,23 +82,18 @@ def _small_pages(nbytes: int) -> npt.NDArray[np.uint8]:
 
 
 class CPUPages(KVPages):
-    """One layer's blocks in one piece of zero pages: memory is taken as blocks are written."""
+    """One layer's blocks in memory of their own, or among those of other layers: block b starts at `address` + b *
+    `stride`. Memory is taken as blocks are written."""
 
-    def __init__(self, spec: KVSpec, n_blocks: int):
-        self.spec, self.n_blocks = spec, n_blocks
+    def __init__(self, spec: KVSpec, n_blocks: int, memory: npt.NDArray[np.uint8], offset: int, stride: int):
+        self.spec, self.n_blocks, self.stride = spec, n_blocks, stride
         self.layout = KVLayout(spec)
-        # One line more: the last V row may be read past its end by less than a vector.
-        size = n_blocks * self.layout.block + 2 * LINE
-        # numpy asks for huge pages from 4 MB on: decoding deep in a context is 15 to 30% faster with them, but a window
-        # of half a megabyte would take two.
-        self._memory = _small_pages(size) if spec.window else np.zeros(size, np.uint8)
-        start = -self._memory.ctypes.data % LINE
-        self.blocks: npt.NDArray[Any] = self._memory[start : start + n_blocks * self.layout.block]
-        self.blocks = self.blocks.reshape(n_blocks, self.layout.block)
+        self.blocks: npt.NDArray[np.uint8] = memory[: n_blocks * stride].reshape(n_blocks, stride)
+        self.blocks = self.blocks[:, offset : offset + self.layout.block]
         self.address = int(self.blocks.ctypes.data)
         """Where block 0 starts."""
-        self.span = self.address, self.blocks.nbytes
-        """All of its memory."""
+        self.span = self.address, n_blocks * stride - offset
+        """All of its memory, and what lies between."""
 
     def read_block(self, block: int) -> bytes:
         return bytes(self.blocks[block])
@@ -110,8 +107,30 @@ class CPUPages(KVPages):
         self.blocks[target] = self.blocks[source]
 
 
+def new_pages(specs: Sequence[KVSpec], n_blocks: Sequence[int]) -> list[CPUPages]:
+    """Zero pages for some layers. The layers of a group lie side by side, block by block: a huge page then holds a few
+    tokens of all layers, so that one is taken now and then (2 to 3 ms in a virtual machine) instead of one for every
+    layer in the same step. Windows lie apart in small pages: 2 MB would be more than many of them take."""
+    together: dict[Any, list[int]] = {}
+    for i, (spec, n) in enumerate(zip(specs, n_blocks, strict=True)):
+        together.setdefault((spec.group, n, i if spec.window else None), []).append(i)
+    pages: dict[int, CPUPages] = {}
+    for members in together.values():
+        sizes = [KVLayout(specs[i]).block for i in members]
+        n, stride = n_blocks[members[0]], sum(sizes)
+        # One line more: the last V row may be read past its end by less than a vector.
+        size = n * stride + 2 * LINE
+        # numpy asks for huge pages from 4 MB on: decoding deep in a context is 15 to 30% faster with them.
+        memory = _small_pages(size) if specs[members[0]].window else np.zeros(size, np.uint8)
+        memory = memory[-memory.ctypes.data % LINE :]
+        for i, offset in zip(members, accumulate(sizes, initial=0), strict=False):
+            pages[i] = CPUPages(specs[i], n, memory, offset, stride)
+    return [pages[i] for i in range(len(specs))]
+
+
 def _store_plain(kv_type: str) -> Kernel:
-    """args: k, v, slots (int64 per token), pages, n_kv_heads, k_dim, v_dim, block bytes, head bytes, V offset."""
+    """args: k, v, slots (int64 per token), pages, n_kv_heads, k_dim, v_dim, bytes from block to block,
+    head bytes, V offset."""
 
     def write(args: int, begin: int, end: int, scratch: int) -> None:
         heads, k_dim, v_dim = arg(args, 4), arg(args, 5), arg(args, 6)
@@ -207,7 +226,7 @@ def record_store(tape: Tape, pages: CPUPages, k: Buf, v: Buf) -> None:
     """Write k (n_tokens, n_kv_heads, k_dim) and v into their blocks. A unit is one head of one token."""
     spec, layout = pages.spec, pages.layout
     slots = slots_of(tape, spec.group)
-    sizes = (spec.n_kv_heads, spec.k_dim, spec.v_dim, layout.block, layout.head, layout.v)
+    sizes = (spec.n_kv_heads, spec.k_dim, spec.v_dim, pages.stride, layout.head, layout.v)
     args = (k, v, slots, pages.address, *sizes, layout.k_scales, layout.v_scales)
     units = tape.n_tokens * spec.n_kv_heads
     grain = (k, spec.k_dim)

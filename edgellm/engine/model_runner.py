@@ -59,13 +59,12 @@ class ModelRunner:
         config = model.config
         self._groups = config.cache_groups
         shape = config.n_kv_heads, config.k_dim, config.v_dim
-        self._kv = [
-            backend.new_kv(
-                KVSpec(*shape, kv_type, block_size, group, layer, self._groups[group].window),
-                num_blocks[group] + 1,
-            )
-            for layer, group in enumerate(map(config.group_of, range(config.n_layers)))
+        groups = list(map(config.group_of, range(config.n_layers)))
+        specs = [
+            KVSpec(*shape, kv_type, block_size, group, layer, self._groups[group].window)
+            for layer, group in enumerate(groups)
         ]
+        self._kv = backend.new_kvs(specs, [num_blocks[group] + 1 for group in groups])
         self._block_bytes = [len(pages.read_block(0)) for pages in self._kv]
         # Made once: a backend may keep what it recorded under the identity of the function.
         self._forward = lambda batch: model.forward(batch, self._kv)

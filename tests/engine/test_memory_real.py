@@ -39,7 +39,7 @@ with LLM(sys.argv[1], backend="cpu", threads=2, ctx=ctx) as llm:
     print(json.dumps({
         "planned": planned, "peak": peak_bytes(), "tokens": length + new, "used": most,
         "windowed": [(resident(p), p.layout.block, p.spec.window) for p in kv if p.spec.window],
-        "full": [resident(p) / p.layout.block for p in kv if not p.spec.window],
+        "full": [resident(p) / p.stride for p in kv if not p.spec.window],
     }))
 """
 
