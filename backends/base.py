@@ -139,6 +139,9 @@ class KVPages(ABC):
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block onto another (copy-on-write)."""
 
+    def touch_block(self, block: int) -> None:  # noqa: B027
+        """Take the memory of a block that was never written, where the system gives it on first use."""
+
 
 class Backend(ABC):
     """One kind of machine. At most 14 abstract ops; fused ops have defaults composed of them."""

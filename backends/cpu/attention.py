@@ -73,15 +73,28 @@ def _gather(k_dim: int, group: int) -> Any:
     return inline(gather)
 
 
+@inline
+def _table(args: int, unit: int, p: int) -> int:
+    """Where a partition's part of its sequence's block table is."""
+    return arg(args, 5) + 4 * (arg(args, 6) * load_i64(unit + 24) + p * (PARTITION // BLOCK_SIZE))
+
+
+@inline
+def _head(args: int, unit: int) -> int:
+    """K of a unit's head in block 0."""
+    return arg(args, 7) + arg(args, 9) * load_i64(unit + 16)
+
+
 def _partition(kv_type: str, k_dim: int, v_dim: int, group: int, rows: int) -> Any:
     padded = -(-v_dim // 16) * 16
     columns = columns_of(v_dim, rows)
     scores, values = scores_loop(kv_type, k_dim, rows), values_loop(kv_type, v_dim, rows, columns)
 
-    def partition(args: int, unit: int, p: int, q: int, s: int, a: int, m: int, l: int) -> None:
-        """(m, l, a) of partition p for every pair of the tile."""
-        first_row, n_rows, head = load_i64(unit), load_i64(unit + 8), load_i64(unit + 16)
-        sequence = load_i64(unit + 24)
+    def partition(
+        args: int, unit: int, p: int, next_table: int, next_k: int, q: int, s: int, a: int, m: int, l: int
+    ) -> None:
+        """(m, l, a) of partition p for every pair of the tile. `next_table`, `next_k`: what is read after it."""
+        first_row, n_rows, sequence = load_i64(unit), load_i64(unit + 8), load_i64(unit + 24)
         start = p * PARTITION
         window, causal = arg(args, 16), arg(args, 18)
         context = load_i32(arg(args, 19) + 4 * sequence)
@@ -93,8 +106,7 @@ def _partition(kv_type: str, k_dim: int, v_dim: int, group: int, rows: int) -> A
         high_all = min(high_all, PARTITION)
         first_block = low_all // BLOCK_SIZE
         n = (high_all + BLOCK_SIZE - 1) // BLOCK_SIZE * BLOCK_SIZE
-        table = arg(args, 5) + 4 * (arg(args, 6) * sequence + start // BLOCK_SIZE)
-        base = arg(args, 7) + arg(args, 9) * head
+        table, base = _table(args, unit, p), _head(args, unit)
         pairs = n_rows * group
         for block in range(first_block, n // BLOCK_SIZE):
             k = base + arg(args, 8) * load_i32(table + 4 * block)
@@ -127,7 +139,7 @@ def _partition(kv_type: str, k_dim: int, v_dim: int, group: int, rows: int) -> A
             for dim in range(0, padded, 16 * columns):
                 values(
                     table, base + arg(args, 10), arg(args, 8), arg(args, 12), s + 4 * PARTITION * r, low_all, high_all,
-                    a + 4 * padded * r, dim,
+                    next_table, next_k, a + 4 * padded * r, dim,
                 )  # fmt: skip
 
     return inline(partition)
@@ -169,7 +181,15 @@ def tile_kernel(kv_type: str, k_dim: int, v_dim: int, group: int, rows: int) -> 
             if slot >= 0:
                 last = load_i64(unit + 32) + 1
             for p in range(load_i64(unit + 32), last):
-                one_partition(args, unit, p, q, s, a_part, m_part, l_part)
+                next_unit, next_p = unit, p + 1
+                if next_p >= last:
+                    next_unit = unit + 8 * UNIT_FIELDS
+                next_table, next_k = 0, 0
+                if next_p < last or u + 1 < end:
+                    if next_p >= last:
+                        next_p = load_i64(next_unit + 32)
+                    next_table, next_k = _table(args, next_unit, next_p), _head(args, next_unit)
+                one_partition(args, unit, p, next_table, next_k, q, s, a_part, m_part, l_part)
                 if slot < 0:
                     for r in range(pairs):
                         at = 4 * padded * r

@@ -28,7 +28,7 @@ from edgellm.backends.cpu.simd import (
     max_f32x16,
     maximum,
     mul,
-    prefetch,
+    prefetch_near,
     registers,
     splat_f32x8,
     splat_f32x16,
@@ -71,9 +71,9 @@ def scores_loop(kv_type: str, k_dim: int, rows: int) -> Any:
             low[r] = splat_f32x16(ZERO)
             high[r] = splat_f32x16(ZERO)
         for d in range(k_dim):
-            prefetch(ahead + BLOCK_SIZE * item * d)
+            prefetch_near(ahead + BLOCK_SIZE * item * d)
             if kv_type == "f32":
-                prefetch(ahead + BLOCK_SIZE * item * d + 64)
+                prefetch_near(ahead + BLOCK_SIZE * item * d + 64)
             k0, k1 = load(k + BLOCK_SIZE * item * d), load(k + BLOCK_SIZE * item * d + 16 * item)
             if scaled:
                 at = scales + 2 * BLOCK_SIZE * (d // GROUP)
@@ -132,21 +132,28 @@ def values_loop(kv_type: str, v_dim: int, rows: int, columns: int) -> Any:
     padded = -(-v_dim // 16) * 16
 
     def values(
-        table: int, blocks: int, stride: int, scales: int, s: int, first: int, last: int, out: int, dim: int
-    ) -> None:
-        """`table`: this partition's part of the block table (int32); `blocks`: V of this head in block 0."""
+        table: int, blocks: int, stride: int, scales: int, s: int, first: int, last: int, next_table: int, next_k: int,
+        out: int, dim: int,
+    ) -> None:  # fmt: skip
+        """`table`: this partition's part of the block table (int32); `blocks`: V of this head in block 0; `next_table`
+        and `next_k`: the same for the K that is read after this."""
         acc = registers(rows * columns)
         for i in unroll(rows * columns):
             acc[i] = splat_f32x16(ZERO)
-        for block in range(first // BLOCK_SIZE, (last + BLOCK_SIZE - 1) // BLOCK_SIZE):
+        end = (last + BLOCK_SIZE - 1) // BLOCK_SIZE
+        for block in range(first // BLOCK_SIZE, end):
             base = blocks + stride * load_i32(table + 4 * block)
-            later = min(block + AHEAD, (last - 1) // BLOCK_SIZE)
-            ahead = blocks + stride * load_i32(table + 4 * later)
+            later = block + AHEAD
+            ahead = base
+            if later < end:
+                ahead = blocks + stride * load_i32(table + 4 * later)
+            elif next_table != 0:
+                ahead = next_k + stride * load_i32(next_table + 4 * (later - end))
             start = block * BLOCK_SIZE
             for j in range(max(first, start), min(last, start + BLOCK_SIZE)):
                 v = base + item * (v_dim * (j - start) + dim)
                 for line in unroll((v_dim * item + 63) // 64):
-                    prefetch(ahead + item * v_dim * (j - start) + 64 * line)
+                    prefetch_near(ahead + item * v_dim * (j - start) + 64 * line)
                 value = registers(columns)
                 for c in unroll(columns):
                     value[c] = load(v + 16 * item * c)

@@ -136,7 +136,7 @@ class Plan:
         done = target.units[:n]
         done[:] = done[np.lexsort((done[:, 0], done[:, 4], done[:, 2], done[:, 3]))]
         for op in target.ops:
-            self._tape.set_units(op, n)
+            self._tape.set_units(op, n, step=0 if all(slot >= 0 for *_, slot in tiles) else 1)
 
     def _lay_combine(self, tiles: list[Placed]) -> None:
         n = 0

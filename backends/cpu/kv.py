@@ -106,6 +106,9 @@ class CPUPages(KVPages):
     def copy_block(self, source: int, target: int) -> None:
         self.blocks[target] = self.blocks[source]
 
+    def touch_block(self, block: int) -> None:
+        self.blocks[block, :: mmap.PAGESIZE] |= 0
+
 
 def new_pages(specs: Sequence[KVSpec], n_blocks: Sequence[int]) -> list[CPUPages]:
     """Zero pages for some layers. The layers of a group lie side by side, block by block: a huge page then holds a few

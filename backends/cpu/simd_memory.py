@@ -165,6 +165,11 @@ def prefetch(address: int) -> None:
     """Ask for the cache line at an address; never faults."""
 
 
+@op("void(i64)", lambda e, a: e.prefetch(a, 3))
+def prefetch_near(address: int) -> None:
+    """As `prefetch`, into the first-level cache."""
+
+
 @op("void(i64)")
 def prefetch_far(address: int) -> None:
     """As `prefetch`, into the second-level cache only; keeps its place between the loads around it."""

@@ -291,9 +291,9 @@ class Tape:
                 _, args, _, units = row[FOLLOWERS + FOLLOWER * i :][:FOLLOWER]
                 yield kernel, args, units
 
-    def set_units(self, op: int, units: int) -> None:
-        """Change how many units an op has in the next run (from a `replay` callback)."""
-        self.rows[op, UNITS] = units
+    def set_units(self, op: int, units: int, step: int = 1) -> None:
+        """Change how many units an op has in the next run, and how they are taken (from a `replay` callback)."""
+        self.rows[op, UNITS], self.rows[op, STEP] = units, step
 
     def abandon(self) -> None:
         """End a recording that failed: its handles must not give memory back to a later one."""

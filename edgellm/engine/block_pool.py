@@ -25,6 +25,8 @@ class BlockPool:
 
     def __init__(self, num_blocks: int):
         self.num_blocks = num_blocks
+        self.num_begun = 0
+        """Blocks 1 .. num_begun were given to somebody before; the next one nobody had is the one after."""
         self.ref_counts = [0] * (num_blocks + 1)
         self._digests: list[bytes | None] = [None] * (num_blocks + 1)
         self._parents: list[bytes] = [b""] * (num_blocks + 1)
@@ -53,6 +55,7 @@ class BlockPool:
         for _ in range(n):
             if self._clean:
                 block = self._clean.pop()
+                self.num_begun = max(self.num_begun, block)
             else:
                 block, _ = self._evictable.popitem(last=False)
                 self._remember_evicted(block)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy.typing as npt
 
 from edgellm.config import EngineConfig, SamplingParams
+from edgellm.engine.ahead import BlocksAhead
 from edgellm.engine.answer import Answer
 from edgellm.engine.kv_cache import KVCache, make_kind
 from edgellm.engine.metrics import Metrics
@@ -51,6 +52,7 @@ class Engine:
         self.tokenizer = tokenizer
         kinds = [make_kind(group, config.block_size) for group in model_config.cache_groups]
         self.kv = KVCache(kinds, num_blocks, config.block_size, runner.copy_block, config.prefix_sharing)
+        self.ahead = BlocksAhead(self.kv, runner.touch_block)
         self.scheduler = Scheduler(self.kv, config.max_seqs, config.max_waiting, swap)
         self.pacer = Pacer(config.max_batch_tokens)
         self.speculator = speculator
@@ -106,10 +108,13 @@ class Engine:
 
     def step(self) -> list[tuple[int, TokenEvent]]:
         """Advance every scheduled request; returns (request_id, event) pairs, those of aborted requests included."""
+        began = time.perf_counter()
+        self.ahead.advance(len(self.scheduler.running))
+        spent = time.perf_counter() - began
         self._speculate()
         started = time.perf_counter()
         num_settled = self._num_settled()
-        schedule = self.scheduler.schedule(self.pacer.budget(num_settled))
+        schedule = self.scheduler.schedule(self.pacer.budget(num_settled, spent))
         if schedule.items:
             results = [self._advance(i, rows) for i, rows in zip(schedule.items, self._run(schedule), strict=True)]
             self._learn(schedule, results, num_settled, time.perf_counter() - started)

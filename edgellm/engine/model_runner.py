@@ -34,6 +34,9 @@ class Runner(Protocol):
     def write_block(self, group: int, block: int, data: bytes) -> None:
         """Overwrite a block with what `read_block` gave."""
 
+    def touch_block(self, group: int, block: int) -> None:
+        """Take the memory of a block that was never used, in all layers of a cache group."""
+
     def close(self) -> None:
         """Give back threads and memory. Idempotent."""
 
@@ -98,6 +101,11 @@ class ModelRunner:
             size = self._block_bytes[layer]
             self._kv[layer].write_block(block, data[at : at + size])
             at += size
+
+    def touch_block(self, group: int, block: int) -> None:
+        """See `Runner.touch_block`."""
+        for layer in self._groups[group].layers:
+            self._kv[layer].touch_block(block)
 
     def close(self) -> None:
         """See `Runner.close`."""

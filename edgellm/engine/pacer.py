@@ -16,18 +16,21 @@ from edgellm.engine.request import Request
 
 __all__ = ["GRACE", "SIZES", "Budget", "Pacer"]
 
-STRETCH = 2.4
-"""A step with prompt tokens may take this many plain decode steps. What is promised is 4 at the 99th percentile; on a
-machine that does other things, too, late steps are most of the difference."""
+STRETCH = 3.2
+"""A step with prompt tokens may take this many plain decode steps; what is promised is 4 at the 99th percentile. Less
+would not make late steps rarer: prompts take longer then, and the answers grow and get dearer meanwhile."""
 
 LEAST = 0.5
 """Decode steps that prompt tokens may take at least, should decoding have become dearer meanwhile."""
 
+SHORT = 0.2
+"""Prompts sit a step out if something else (new memory) has taken more than this part of a decode step already."""
+
 GRACE = 4
 """Answers with no more tokens than this have only just begun: they wait for prompts that came with them."""
 
-SIZES = (4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 448, 512)
-"""By fours: deep in a prompt, where a token costs most, attention takes as long for two or three as for four."""
+SIZES = (2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 448, 512)
+"""Numbers of prompt tokens that a step may be given."""
 
 FIRST = 16
 """Prompt tokens of the first step that is measured; the most may double with each step that goes well."""
@@ -37,6 +40,11 @@ REMEMBER_EVERY = 32
 
 SPAN = 512
 """Tokens of depth that are taken to cost the same."""
+
+
+def _weight(n: int) -> float:
+    """What a chunk counts as, in tokens of a larger one: a few must read all that lies before them, too."""
+    return max(float(n), (n + 4) / 2)
 
 
 @dataclass
@@ -59,11 +67,11 @@ class Budget:
     def chunk(self, depth: int, wanted: int) -> int:
         """How many of `wanted` prompt tokens with `depth` others before them go into this step."""
         n, cost = min(wanted, self.tokens), self.cost(depth)
-        if n * cost > self.seconds:  # something always advances
-            n = min(n, max((size for size in SIZES if size * cost <= self.seconds), default=SIZES[0]))
+        if _weight(n) * cost > self.seconds:  # something always advances
+            n = min(n, max((size for size in SIZES if _weight(size) * cost <= self.seconds), default=SIZES[0]))
             self.tokens = n  # what is left is too little for another prompt
         self.tokens -= n
-        self.seconds -= n * cost
+        self.seconds -= _weight(n) * cost
         return n
 
 
@@ -73,16 +81,20 @@ class Pacer:
     def __init__(self, max_tokens: int):
         self.max_tokens = max_tokens
         self._most = min(FIRST, max_tokens)
-        self._decode_s: deque[float] = deque(maxlen=128)
+        self._decode_s: deque[float] = deque(maxlen=256)
+        """Seconds of decoding alone: what answers are used to. Of steps beside prompts only those of REMEMBER_EVERY."""
+        self._recent: deque[float] = deque(maxlen=3)
+        self._sits_out = False
         self._costs: dict[int, deque[float]] = {}
         """Recent seconds of a prompt token, by depth in SPANs."""
         self._asked = 0
 
-    def budget(self, num_settled: int) -> Budget:
+    def budget(self, num_settled: int, spent: float = 0.0) -> Budget:
         """For the next step; `num_settled`: answers under way that have more than GRACE tokens. Without any, nobody is
-        kept waiting and the step may be as large as it gets."""
+        kept waiting and the step may be as large as it gets. `spent`: seconds of the step that are gone already."""
         if not num_settled:
             return Budget(self.max_tokens)
+        self._sits_out = False
         self._asked += 1
         if self._asked >= (REMEMBER_EVERY if self._decode_s else 2):
             self._asked = 0
@@ -90,19 +102,25 @@ class Pacer:
         if not self._decode_s:
             return Budget(self._most)
         now = self._decode_now()
-        return Budget(self._most, max(STRETCH * median(self._decode_s) - now, LEAST * now), self.cost)
+        left = STRETCH * median(self._decode_s) - now - spent
+        if spent > SHORT * now:
+            self._sits_out = True
+            return Budget(0)
+        return Budget(self._most, max(left, LEAST * now), self.cost)
 
     def observe(self, seconds: float, num_prefill: int, depth: int, num_settled: int) -> None:
         """One step's time and what it carried. `depth`: tokens before its prompt tokens, the mean over them."""
         if not num_prefill:
-            self._decode_s.append(seconds)
+            self._recent.append(seconds)
+            if not self._sits_out:
+                self._decode_s.append(seconds)
         elif num_settled and self._decode_s:
             if num_prefill >= self._most and seconds <= STRETCH * median(self._decode_s):
                 self._most = min(2 * self._most, self.max_tokens)
             span = depth // SPAN
             if span not in self._costs:  # what is expected counts as one measurement
                 self._costs[span] = deque([self.cost(depth)] if self._costs else (), maxlen=5)
-            self._costs[span].append(max(0.0, seconds - self._decode_now()) / num_prefill)
+            self._costs[span].append(max(0.0, seconds - self._decode_now()) / _weight(num_prefill))
 
     def cost(self, depth: int) -> float:
         """Seconds of a prompt token: the median of recent steps at this depth or the nearest that is known."""
@@ -112,5 +130,5 @@ class Pacer:
         return median(self._costs[min(self._costs, key=lambda known: abs(known - span))])
 
     def _decode_now(self) -> float:
-        """Seconds of decoding alone, lately; the median of all that is remembered is what answers are used to."""
-        return median(list(self._decode_s)[-3:])
+        """Seconds of decoding alone, lately."""
+        return median(self._recent)

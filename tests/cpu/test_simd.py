@@ -9,7 +9,8 @@ from edgellm.backends.cpu import simd
 from edgellm.backends.cpu.jit import Kernel, Library, kernel
 from edgellm.backends.cpu.simd import Op, split_type
 
-SKIP = {"prefetch", "prefetch_far", "pause", "atomic_add", "atomic_load", "atomic_store", "compare_exchange"}
+SKIP = {"prefetch", "prefetch_near", "prefetch_far", "pause"}
+SKIP |= {"atomic_add", "atomic_load", "atomic_store", "compare_exchange"}
 OPS = {name: item for name, item in vars(simd).items() if isinstance(item, Op) and name not in SKIP}
 GENERIC = {"div": "f32x8", "fma": "f32x8", "absolute": "f32x8", "select_less": "f32x8", "store": "f32x8"}
 INTEGER = {"bit_and", "bit_or", "bit_xor", "shift_left", "shift_right"}

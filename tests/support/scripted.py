@@ -85,6 +85,7 @@ class ScriptedRunner:
         self.rows: list[dict[int, list[int]]] = [{} for _ in config.cache_groups]
         self.steps: list[list[tuple[int, int, int]]] = []
         """Per step: (request_id, tokens, drafts) of each item."""
+        self.touched: list[tuple[int, int]] = []
         self.closed = False
 
     def run(self, schedule: Schedule) -> list[np.ndarray]:
@@ -138,6 +139,10 @@ class ScriptedRunner:
     def write_block(self, group: int, block: int, data: bytes) -> None:
         n, *row = np.frombuffer(data, np.int32).tolist()
         self.rows[group][block] = row[:n]
+
+    def touch_block(self, group: int, block: int) -> None:
+        assert block not in self.rows[group], "only blocks that nobody had are new"
+        self.touched.append((group, block))
 
     def close(self) -> None:
         self.closed = True
