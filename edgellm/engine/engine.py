@@ -110,11 +110,11 @@ class Engine:
         """Advance every scheduled request; returns (request_id, event) pairs, those of aborted requests included."""
         began = time.perf_counter()
         self.ahead.advance(len(self.scheduler.running))
-        spent = time.perf_counter() - began
+        self.pacer.spent = time.perf_counter() - began
         self._speculate()
         started = time.perf_counter()
         num_settled = self._num_settled()
-        schedule = self.scheduler.schedule(self.pacer.budget(num_settled, spent))
+        schedule = self.scheduler.schedule(self.pacer.budget(num_settled))
         if schedule.items:
             results = [self._advance(i, rows) for i, rows in zip(schedule.items, self._run(schedule), strict=True)]
             self._learn(schedule, results, num_settled, time.perf_counter() - started)

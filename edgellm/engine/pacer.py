@@ -85,13 +85,15 @@ class Pacer:
         """Seconds of decoding alone: what answers are used to. Of steps beside prompts only those of REMEMBER_EVERY."""
         self._recent: deque[float] = deque(maxlen=3)
         self._sits_out = False
+        self.spent = 0.0
+        """Seconds that the next step has taken already, for something else."""
         self._costs: dict[int, deque[float]] = {}
         """Recent seconds of a prompt token, by depth in SPANs."""
         self._asked = 0
 
-    def budget(self, num_settled: int, spent: float = 0.0) -> Budget:
+    def budget(self, num_settled: int) -> Budget:
         """For the next step; `num_settled`: answers under way that have more than GRACE tokens. Without any, nobody is
-        kept waiting and the step may be as large as it gets. `spent`: seconds of the step that are gone already."""
+        kept waiting and the step may be as large as it gets."""
         if not num_settled:
             return Budget(self.max_tokens)
         self._sits_out = False
@@ -102,8 +104,8 @@ class Pacer:
         if not self._decode_s:
             return Budget(self._most)
         now = self._decode_now()
-        left = STRETCH * median(self._decode_s) - now - spent
-        if spent > SHORT * now:
+        left = STRETCH * median(self._decode_s) - now - self.spent
+        if self.spent > SHORT * now:
             self._sits_out = True
             return Budget(0)
         return Budget(self._most, max(left, LEAST * now), self.cost)
