@@ -6,24 +6,24 @@ that began together come to a new block together: without this, one step in 32 w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from edgellm.engine.kv_cache import KVCache
+from edgellm.engine.block_pool import BlockPool
 
 __all__ = ["BlocksAhead"]
 
 
 class BlocksAhead:
-    """`touch(group, block)` takes the memory of one block. Windows use few blocks again and again: nothing to do."""
+    """`pools`: those of cache groups that grow (windows use few blocks again and again); `touch(group, block)` takes
+    the memory of one block."""
 
-    def __init__(self, kv: KVCache, touch: Callable[[int, int], None]):
-        self._touch = touch
-        self._pools = [(g, pool) for g, pool in enumerate(kv.pools) if not kv.kinds[g].recycles]
-        self._ready = dict.fromkeys((g for g, _ in self._pools), 0)
+    def __init__(self, pools: Mapping[int, BlockPool], touch: Callable[[int, int], None]):
+        self._pools, self._touch = pools, touch
+        self._ready = dict.fromkeys(pools, 0)
 
     def advance(self, num_running: int) -> None:
         """Touch at most one block of each group, up to one for each running request beyond those in use."""
-        for group, pool in self._pools:
+        for group, pool in self._pools.items():
             block = max(self._ready[group], pool.num_begun) + 1
             if block <= min(pool.num_begun + num_running, pool.num_blocks):
                 self._touch(group, block)

@@ -25,8 +25,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int):
         self.num_blocks = num_blocks
-        self.num_begun = 0
-        """Blocks 1 .. num_begun were given to somebody before; the next one nobody had is the one after."""
+        self.num_begun = 0  # 1 .. num_begun were given to somebody before; nobody had those behind
         self.ref_counts = [0] * (num_blocks + 1)
         self._digests: list[bytes | None] = [None] * (num_blocks + 1)
         self._parents: list[bytes] = [b""] * (num_blocks + 1)
@@ -48,9 +47,7 @@ class BlockPool:
         return len(self._by_digest)
 
     def allocate(self, n: int) -> list[int]:
-        """Take n blocks, each with one reference; evicts the oldest cached ones when no clean one is left.
-
-        The caller has checked `num_free`."""
+        """Take n of `num_free` blocks, each with one reference; evicts the oldest cached ones when none is clean."""
         blocks = []
         for _ in range(n):
             if self._clean:

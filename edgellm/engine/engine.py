@@ -52,7 +52,8 @@ class Engine:
         self.tokenizer = tokenizer
         kinds = [make_kind(group, config.block_size) for group in model_config.cache_groups]
         self.kv = KVCache(kinds, num_blocks, config.block_size, runner.copy_block, config.prefix_sharing)
-        self.ahead = BlocksAhead(self.kv, runner.touch_block)
+        growing = {g: self.kv.pools[g] for g, group in enumerate(model_config.cache_groups) if not group.window}
+        self.ahead = BlocksAhead(growing, runner.touch_block)
         self.scheduler = Scheduler(self.kv, config.max_seqs, config.max_waiting, swap)
         self.pacer = Pacer(config.max_batch_tokens)
         self.speculator = speculator

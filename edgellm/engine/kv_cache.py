@@ -26,8 +26,6 @@ class CacheKind(Protocol):
     """What one kind of layer cache can do. Scheduler, sharing and rollback ask here and assume nothing else."""
 
     can_roll_back: bool
-    recycles: bool
-    """Whether a request uses a bounded number of blocks again and again."""
 
     def first_entry(self, num_computed: int) -> int:
         """First table entry that tokens from position `num_computed` on still read."""
@@ -43,7 +41,6 @@ class FullAttention:
     group: CacheGroup
     block_size: int
     can_roll_back = True
-    recycles = False
 
     def first_entry(self, num_computed: int) -> int:
         """Every row stays in use."""
@@ -61,7 +58,6 @@ class WindowedAttention:
     group: CacheGroup
     block_size: int
     can_roll_back = True
-    recycles = True
 
     def first_entry(self, num_computed: int) -> int:
         """The token at position p reads p - window + 1 .. p."""

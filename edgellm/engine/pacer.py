@@ -94,9 +94,9 @@ class Pacer:
     def budget(self, num_settled: int) -> Budget:
         """For the next step; `num_settled`: answers under way that have more than GRACE tokens. Without any, nobody is
         kept waiting and the step may be as large as it gets."""
+        self._sits_out = False
         if not num_settled:
             return Budget(self.max_tokens)
-        self._sits_out = False
         self._asked += 1
         if self._asked >= (REMEMBER_EVERY if self._decode_s else 2):
             self._asked = 0
