@@ -131,6 +131,7 @@ class LLM:
         try:
             self._thread = EngineThread(engine)
         except RuntimeError as error:
+            engine.close()
             self._give_back()
             raise BackendUnavailable(f"the engine's thread cannot be started: {error}") from None
 

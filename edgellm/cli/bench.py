@@ -45,9 +45,6 @@ class IntList(click.ParamType):  # type: ignore[type-arg]
         return numbers
 
 
-BATCHES = IntList(1, EngineConfig.max_seqs)
-
-
 @click.command()
 @click.argument("model")
 @click.option("--prompt", type=click.IntRange(0), default=512, show_default=True, help="Prompt tokens; 0: skip.")

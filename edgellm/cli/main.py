@@ -140,7 +140,7 @@ def _report(error: Exception, debug: bool) -> int:
     if isinstance(error, MemoryError):
         _say(f"out of memory: {str(error) or 'the system gives no more'}; ask for less with --memory or --ctx")
     elif isinstance(error, OSError):
-        _say(str(error))
+        _say(str(error) or type(error).__name__)
     elif not debug:
         _say(f"a bug in edgellm: {type(error).__name__}: {error} (run again with --debug for the traceback)")
     return 1

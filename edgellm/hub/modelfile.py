@@ -150,7 +150,8 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
                     raise RequestError(f'line {start} of the Modelfile: """ without an end')
                 body += "\n" + lines[i]
                 i += 1
-            content = body.partition('"""')[0]
+            content, _, rest = body.partition('"""')
+            content += '"' * (len(rest) - len(rest.lstrip('"')))  # the last three of a run of quotes are the end
             yield start, word, before + (content if not before else f'"""{content}"""')
             continue
         if not rest:
@@ -159,14 +160,15 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def format_modelfile(model: Modelfile) -> str:
-    """The text that `parse_modelfile` reads as `model` (without its notes)."""
+    """The text that `parse_modelfile` reads as `model`, without its notes and with "\n" at the end of lines. The format
+    has no way to write three quotes within a text: a comment stands in such a text's place."""
     lines = [f"FROM {model.source}"]
     for name, value in model.params.items():
-        lines += [f"PARAMETER {name} {_quoted(item)}" for item in (value if isinstance(value, list) else [value])]
+        lines += [_line(f"PARAMETER {name}", item) for item in (value if isinstance(value, list) else [value])]
     for word, text in (("TEMPLATE", model.template), ("SYSTEM", model.system)):
-        lines += [] if text is None else [f"{word} {_quoted(text)}"]
-    lines += [f"LICENSE {_quoted(text)}" for text in model.license]
-    lines += [f"MESSAGE {message['role']} {_quoted(message['content'])}" for message in model.messages]
+        lines += [] if text is None else [_line(word, text)]
+    lines += [_line("LICENSE", text) for text in model.license]
+    lines += [_line(f"MESSAGE {message['role']}", message["content"]) for message in model.messages]
     return "\n".join(lines) + "\n"
 
 
@@ -175,11 +177,14 @@ def _first_word(text: str) -> tuple[str, str]:
     return word, rest[0].strip() if rest else ""
 
 
-def _quoted(value: Any) -> str:
+def _line(words: str, value: Any) -> str:
     if not isinstance(value, str):
-        return str(value)
-    mark = '"""' if "\n" in value else '"'
-    return f"{mark}{value}{mark}"
+        return f"{words} {value}"
+    if "\n" not in value and '"""' not in f'"{value}"':
+        return f'{words} "{value}"'
+    if '"""' in value.rstrip('"'):
+        return f"# {words}: left out, its text has three quotes in it"
+    return f'{words} """{value}"""'
 
 
 def _unquoted(text: str) -> str:

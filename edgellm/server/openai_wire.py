@@ -226,6 +226,8 @@ def completion_jobs(body: CompletionBody) -> list[Job]:
         raise RequestError("prompt: at least one text or list of token ids is needed")
     if len(prompts) * count > MAX_CHOICES:
         raise RequestError(f"at most {MAX_CHOICES} choices per request, not {len(prompts)} prompts times n = {count}")
+    if body.suffix and not all(isinstance(prompt, str) for prompt in prompts):
+        raise RequestError("suffix goes with a prompt in text, not with token ids")
     if body.echo and body.logprobs is not None:
         raise RequestError("echo and logprobs do not go together here: logprobs are of the answer's tokens only")
     fields = sampling(body)

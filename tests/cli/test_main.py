@@ -78,6 +78,7 @@ def test_a_bug_is_named_as_one(failing_command, capsys: pytest.CaptureFixture[st
         (MemoryError(), "out of memory: the system gives no more; ask for less with --memory or --ctx"),
         (MemoryError("1 GiB"), "out of memory: 1 GiB; ask for less with --memory or --ctx"),
         (OSError(28, "No space left on device"), "[Errno 28] No space left on device"),
+        (TimeoutError(), "TimeoutError"),
     ],
 )
 def test_what_the_system_refuses_is_no_bug(

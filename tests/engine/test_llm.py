@@ -8,9 +8,10 @@ import time
 import numpy as np
 import pytest
 
-from edgellm.config import SamplingParams
-from edgellm.errors import ContextLengthError, EdgeLLMError, QueueFullError, RequestError
-from tests.support.scripted import EOS, hash_script, scripted_llm
+from edgellm import LLM
+from edgellm.config import EngineConfig, SamplingParams
+from edgellm.errors import BackendUnavailable, ContextLengthError, EdgeLLMError, QueueFullError, RequestError
+from tests.support.scripted import EOS, ByteTokenizer, ScriptedRunner, hash_script, model_config, scripted_llm
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -193,3 +194,14 @@ def test_closing_ends_what_runs() -> None:
     with pytest.raises(EdgeLLMError, match="closed"):
         llm.submit([1])
     llm.close()
+
+
+def test_a_system_without_threads_gets_the_model_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    runner = ScriptedRunner(hash_script, model_config())
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(BackendUnavailable, match="engine's thread cannot be started"):
+        LLM.from_parts(EngineConfig(ctx=64), model_config(), runner, ByteTokenizer())
+    assert runner.closed

@@ -87,6 +87,22 @@ def test_what_a_modelfile_says_can_be_written_and_read_again() -> None:
     assert parse_modelfile(format_modelfile(made)) == made
 
 
+@pytest.mark.parametrize("text", ['"', '""', 'a"""', 'a\n"', '"a\nb""""', '""a', "", "\n", ' "a" '])
+def test_quotes_at_the_ends_of_a_text_are_read_again(text: str) -> None:
+    message = {"role": "user", "content": text}
+    made = Modelfile("tiny", {"stop": [text]}, template=text, system=text, license=[text], messages=[message])
+    assert parse_modelfile(format_modelfile(made)) == made
+
+
+def test_three_quotes_within_a_text_are_named_instead_of_written() -> None:
+    made = Modelfile("tiny", system='a\n"""\nSYSTEM b', messages=[{"role": "user", "content": 'a """ b'}])
+    assert format_modelfile(made).splitlines() == [
+        "FROM tiny",
+        "# SYSTEM: left out, its text has three quotes in it",
+        "# MESSAGE user: left out, its text has three quotes in it",
+    ]
+
+
 def test_tabs_part_words_as_spaces_do() -> None:
     read = parse_modelfile('FROM\tx\nPARAMETER\t temperature\t0.5\nMESSAGE\tuser\thi\nSYSTEM\t"a\tb"\n')
     assert (read.source, read.params, read.system) == ("x", {"temperature": 0.5}, "a\tb")

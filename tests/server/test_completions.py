@@ -90,6 +90,7 @@ def test_echo_without_an_answer(server: Live) -> None:
         ([[97], [70000]], {}, "token ids must lie between 0 and 511"),
         ([[97], [-1]], {}, "token ids"),
         ("a", {"echo": True, "logprobs": 1}, "echo"),
+        ([97], {"suffix": "b"}, "suffix"),
         (["a", "b" * 1100], {}, "1118 tokens but the context holds 1024"),
         (5, {}, "prompt"),
     ],
