@@ -22,7 +22,7 @@ _LARGEST = 1e30
 
 def home() -> Path:
     """Folder that everything edgellm writes goes to (models, compiled kernels, history): EDGELLM_HOME, or the
-    platform's cache folder."""
+    platform's cache folder. Raises RequestError where a user that is meant has no home."""
     given = os.environ.get("EDGELLM_HOME")
     if given:
         try:
@@ -31,7 +31,13 @@ def home() -> Path:
             raise RequestError(f"EDGELLM_HOME is {given!r}, but there is no such user") from None
     import platformdirs
 
-    return Path(platformdirs.user_cache_dir("edgellm", appauthor=False))
+    try:
+        folder = Path(platformdirs.user_cache_dir("edgellm", appauthor=False))
+    except RuntimeError:
+        folder = Path("~")
+    if not folder.is_absolute():
+        raise RequestError("this user has no home folder: set EDGELLM_HOME to a folder for models and kernels")
+    return folder
 
 
 @dataclass(frozen=True)

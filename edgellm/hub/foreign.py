@@ -58,7 +58,7 @@ def ollama_stores() -> list[Path]:
     """Folders of Ollama stores that can be read: OLLAMA_MODELS, else the user's and the Linux service's."""
     given = os.environ.get("OLLAMA_MODELS", "").strip().strip("\"'")
     places = [given] if given else ["~/.ollama/models", "/usr/share/ollama/.ollama/models"]
-    return [Path(place).expanduser() for place in places if _readable(Path(place).expanduser())]
+    return [folder for folder in map(_expanded, places) if _readable(folder)]
 
 
 def hugging_face_caches() -> list[Path]:
@@ -67,8 +67,13 @@ def hugging_face_caches() -> list[Path]:
     if not given:
         cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         given = os.path.join(os.environ.get("HF_HOME") or os.path.join(cache, "huggingface"), "hub")
-    folder = Path(given).expanduser()
+    folder = _expanded(given)
     return [folder] if _readable(folder) else []
+
+
+def _expanded(place: str) -> Path:
+    """`~` is a home folder; where there is none, nothing is there (Path.expanduser would raise)."""
+    return Path(os.path.expanduser(place))
 
 
 def _readable(folder: Path) -> bool:

@@ -220,7 +220,7 @@ def _hub_token() -> str:
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     given = os.environ.get("HF_TOKEN_PATH") or os.path.join(home, "token")
     try:
-        return _clean_token(Path(given).expanduser().read_text(encoding="ascii"))
+        return _clean_token(Path(os.path.expanduser(given)).read_text(encoding="ascii"))
     except (OSError, ValueError):
         return ""
 

@@ -205,6 +205,24 @@ def test_the_home_of_a_user_that_is_not_there(words, capsys: pytest.CaptureFixtu
     assert captured.err == "edgellm: EDGELLM_HOME is '~nosuchuser', but there is no such user\n"
 
 
+def test_a_user_without_a_home(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    for name in ("HOME", "EDGELLM_HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "OLLAMA_MODELS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    said = "edgellm: this user has no home folder: set EDGELLM_HOME to a folder for models and kernels\n"
+    assert main(["list"]) == 1
+    assert capsys.readouterr().err == said
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
+    for store in ({}, {"OLLAMA_MODELS": "~nosuchuser/models", "HF_HOME": "~nosuchuser/hf"}):
+        for name, value in store.items():
+            monkeypatch.setenv(name, value)
+        assert main(["list"]) == 0
+        assert "bug" not in capsys.readouterr().err
+
+
 def test_a_file_without_the_ending_is_opened_by_its_path(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
 ) -> None:
