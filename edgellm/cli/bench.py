@@ -123,7 +123,8 @@ def _bandwidth(threads: int) -> float:
     code = f"from edgellm.backends.cpu.bandwidth import measure_bandwidth; print(measure_bandwidth({threads}))"
     done = subprocess.run(python_command(code), capture_output=True, text=True)
     if done.returncode:
-        raise RequestError(f"the bandwidth could not be measured: {done.stderr.strip().splitlines()[-1]}")
+        reason = done.stderr.strip().rpartition("\n")[2] or f"its process ended with {done.returncode}"
+        raise RequestError(f"the bandwidth could not be measured: {reason}")
     return float(done.stdout) / 1e9
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,3 +92,11 @@ def test_a_plan_that_makes_no_sense_is_refused(values) -> None:
 def test_wrong_lists_are_wrong_usage(flag: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "x.gguf", *flag]) == 2
     assert "Usage: edgellm bench" in capsys.readouterr().err
+
+
+def test_a_bandwidth_that_cannot_be_measured_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))  # ends without a word, as what the system kills does
+    assert main(["bench", str(tiny_gguf(tmp_path / "tiny.gguf")), "--backend", "reference"]) == 1
+    assert capsys.readouterr().err == "edgellm: the bandwidth could not be measured: its process ended with 1\n"

@@ -155,6 +155,19 @@ def test_a_name_that_means_other_weights_is_loaded_again_once_its_requests_have_
     run(work)
 
 
+def test_a_name_that_changes_during_a_load_gives_each_request_what_it_meant() -> None:
+    async def work(manager: ModelManager, clock: FakeClock, load: Loader) -> None:
+        old, new = record("a"), replace(record("a"), path=Path("b"))
+        first, second = (asyncio.create_task(manager.acquire(one)) for one in (old, new))
+        lease = await first
+        assert lease.loaded.record == old and not second.done()
+        lease.release()
+        later = await second
+        assert later.loaded.record == new and [later.llm] == load.made[1:]
+
+    run(work, Loader(delay=0.05))
+
+
 def test_a_new_system_text_needs_no_load() -> None:
     async def work(manager: ModelManager, clock: FakeClock, load: Loader) -> None:
         (await manager.acquire(record("a"))).release()
