@@ -62,10 +62,10 @@ def measure(backend: CPUBackend, shape: str, kv_type: str, rows: int, depth: int
     table = CPUWeight(QTensor("q", GGMLType.F32, q.shape, q.view(np.uint8)))
 
     def forward(b: Batch) -> object:
-        x = backend.embed(table, b.ids).reshape(rows, heads, dim)
+        x = backend.embed(table, b.ids).reshape(-1, heads, dim)
         for page in pages:
             x = backend.attention(x, page, b, spec)
-        return backend.take(x.reshape(rows, heads * dim), b.output_rows)
+        return backend.take(x.reshape(-1, heads * dim), b.output_rows)
 
     batch = replace(batch_of(rows, depth))
     t = seconds(lambda: backend.execute(forward, batch))
