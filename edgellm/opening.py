@@ -3,7 +3,6 @@ that what does not fit is refused before anything is allocated."""
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import platform
@@ -161,10 +160,8 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
             prompt_cache.load()
             engine.before_close.append(prompt_cache.save)
         files = opened.pop_all()
-    # What is here now stays: a full collection would go through all of it in the middle of some step (15 to 40 ms).
-    gc.freeze()
     draft_path = draft.path if draft else None
-    return Opened(target.path, engine, target.tokenizer, template, (files.close, gc.unfreeze), draft_path)
+    return Opened(target.path, engine, target.tokenizer, template, (files.close,), draft_path)
 
 
 def _wanted(file: ModelFile, backend: Backend, engine: EngineConfig) -> EngineConfig:

@@ -49,10 +49,10 @@ def snapshot(tape: Tape, path: Path) -> None:
     """Write what aarch64.c reads: memory, ops, where the result is."""
     calls = list(tape.calls())
     pointers = {args for _, args, _ in calls}
-    for values in tape.arguments:
-        pointers |= {int(v) for v in values if v > 1 << 20}
-        # A cell may point further (partial results of attention).
-        pointers |= {int(simd.load_i64(int(v))) for v in values if any(a <= v < a + n for a, n in mappings({int(v)}))}
+    values = {v for v in tape.arguments.tolist() if v > 1 << 20}
+    pointers |= values
+    # A cell may point further (partial results of attention).
+    pointers |= {int(simd.load_i64(v)) for v in values if mappings({v})}
     assert tape.output is not None
     with path.open("wb") as file:
         regions = mappings({p for p in pointers if p > 1 << 20})
