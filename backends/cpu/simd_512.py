@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from edgellm.backends.cpu.jit import Inline, inline
-from edgellm.backends.cpu.simd import Op, Vector, add, op, permute, permute2, view
+from edgellm.backends.cpu.simd import DTYPES, Op, Vector, add, op, permute, permute2, split_type, view
 from edgellm.backends.cpu.simd_dot import add_pairs
 from edgellm.backends.cpu.simd_pack import shifted
 
@@ -62,16 +62,25 @@ def _emit_load_words_of_four(e: Any, *addresses: Any) -> Any:
     return e.shuffle(low, high, list(range(16)))
 
 
-@op("i8x64(i64)")
-def load_twice(address: int) -> Vector:
-    """32 bytes from memory, twice."""
-    return np.tile(view(address, np.int8, 32), 2)
+def _load_repeated(name: str, count: int, result: str) -> Op:
+    """An Op that loads `count` bytes and repeats them to fill 64 lanes of int8, or (widened) 32 of int16."""
+    element, lanes = split_type(result)
+    times = lanes // count
+
+    def twin(address: int) -> Vector:
+        return np.tile(view(address, np.int8, count), times).astype(DTYPES[element])
+
+    def emit(e: Any, address: Any) -> Any:
+        x = e.load(address, f"i8x{count}")
+        return e.extend(e.shuffle(x, x, list(range(count)) * times), result, signed=True)
+
+    twin.__name__ = name
+    return op(f"{result}(i64)", emit)(twin)
 
 
-@load_twice.emit()
-def _emit_load_twice(e: Any, address: Any) -> Any:
-    x = e.load(address, "i8x32")
-    return e.shuffle(x, x, list(range(32)) * 2)
+load_twice = _load_repeated("load_twice", 32, "i8x64")
+load_four_times = _load_repeated("load_four_times", 16, "i8x64")
+load_scales_twice = _load_repeated("load_scales_twice", 16, "i16x32")
 
 
 @op("i8x64(i8x64, lit, lit)")
@@ -87,30 +96,6 @@ def _emit_shifted_halves(e: Any, x: Any, n: int, m: int) -> Any:
     words = e.bitcast(x, "i16x32")
     by = ir.Constant(words.type, [abs(n)] * 16 + [abs(m)] * 16)
     return e.bitcast(e.b.lshr(words, by) if n + m < 0 else e.b.shl(words, by), "i8x64")
-
-
-@op("i16x32(i64)")
-def load_scales_twice(address: int) -> Vector:
-    """16 int8 from memory as int16, twice."""
-    return np.tile(view(address, np.int8, 16), 2).astype(np.int16)
-
-
-@load_scales_twice.emit()
-def _emit_load_scales_twice(e: Any, address: Any) -> Any:
-    x = e.load(address, "i8x16")
-    return e.extend(e.shuffle(x, x, list(range(16)) * 2), "i16x32", signed=True)
-
-
-@op("i8x64(i64)")
-def load_four_times(address: int) -> Vector:
-    """16 bytes from memory, four times."""
-    return np.tile(view(address, np.int8, 16), 4)
-
-
-@load_four_times.emit()
-def _emit_load_four_times(e: Any, address: Any) -> Any:
-    x = e.load(address, "i8x16")
-    return e.shuffle(x, x, list(range(16)) * 4)
 
 
 @op("i8x64(i8x64, lit, lit)")
