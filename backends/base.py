@@ -147,6 +147,8 @@ class Backend(ABC):
     """One kind of machine. At most 14 abstract ops; fused ops have defaults composed of them."""
 
     name: str
+    reads_maps: bool = False
+    """Whether ops read weights where the file is mapped, every time."""
     memory_limit: int | None = None
     """Most bytes the device lets one process hold, where it has a limit of its own beside the machine's memory."""
 

@@ -100,6 +100,7 @@ class LLM:
         opened = open_engine(path_or_name, settings)
         self.path: Path | None = opened.path
         self._draft_path = opened.draft_path
+        self._huge_pages = opened.huge_pages
         self._set_up(opened.engine, opened.tokenizer, opened.template, opened.on_close)
 
     @classmethod
@@ -115,7 +116,7 @@ class LLM:
         """An LLM around any `Runner`, such as a scripted one; without a file. `num_blocks` defaults to room for
         `max_seqs` whole contexts."""
         llm = cls.__new__(cls)
-        llm.path = None
+        llm.path = llm._huge_pages = None
         whole = -(-config.ctx // config.block_size) * config.max_seqs
         blocks = num_blocks or [whole] * len(model_config.cache_groups)
         llm._set_up(Engine(config, model_config, runner, tokenizer, blocks), tokenizer, template, ())
@@ -243,6 +244,14 @@ class LLM:
         draft = plan.local_facts(self._draft_path) if self._draft_path else None
         made = plan.make(plan.local_facts(self.path), None, self.ctx, self.engine.config.kv_type, draft)
         return made.memory.total_bytes
+
+    def settle(self) -> float | None:
+        """Do now what a thread does in the seconds after a model was first used: bring the parts of its file that have
+        been read into huge pages. For measurements. Returns the share that is in huge pages, where that is known."""
+        if self._huge_pages is None:
+            return None
+        self._huge_pages.settle()
+        return self._huge_pages.share()
 
     def close(self) -> None:
         """Abort what runs and give everything back. Idempotent."""

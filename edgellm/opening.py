@@ -27,6 +27,7 @@ from edgellm.engine.speculate import DEPTH, Speculator, split_draft
 from edgellm.engine.swap import SwapFile
 from edgellm.errors import ModelNotFound, RequestError
 from edgellm.loader import GGUFFile, open_gguf
+from edgellm.loader.huge_pages import HugePages
 from edgellm.memory import (
     MemoryPlan,
     PoolSizes,
@@ -34,6 +35,7 @@ from edgellm.memory import (
     check_budget,
     default_budget,
     kv_bytes,
+    machine_memory,
     make_plan,
     pool_sizes,
     runtime_bytes,
@@ -82,6 +84,7 @@ class Opened:
     template: Any
     on_close: tuple[Callable[[], None], ...]
     draft_path: Path | None = None
+    huge_pages: HugePages | None = None
 
 
 @dataclass(frozen=True)
@@ -159,9 +162,14 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
             prompt_cache = PromptCache(settings.prompt_cache, key, engine.kv, runner)
             prompt_cache.load()
             engine.before_close.append(prompt_cache.save)
+        huge_pages = None
+        if placed.reads_maps:
+            maps = [*target.gguf.maps, *(draft.gguf.maps if draft else ())]
+            huge_pages = HugePages(maps, lambda: engine.metrics.busy_s, lambda: machine_memory()[1])
+            opened.callback(huge_pages.close)
         files = opened.pop_all()
     draft_path = draft.path if draft else None
-    return Opened(target.path, engine, target.tokenizer, template, (files.close,), draft_path)
+    return Opened(target.path, engine, target.tokenizer, template, (files.close,), draft_path, huge_pages)
 
 
 def _wanted(file: ModelFile, backend: Backend, engine: EngineConfig) -> EngineConfig:

@@ -63,6 +63,7 @@ class CPUBackend(Backend):
     of kernels that must be compiled."""
 
     name = "cpu"
+    reads_maps = True
 
     def __init__(self, threads: int | None = None, progress: Progress | None = None):
         self.threads = threads or default_threads()

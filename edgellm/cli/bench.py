@@ -92,6 +92,7 @@ def bench(
             results.append(result)
             if not as_json:
                 _print_line(result, header=len(results) == 1)
+        huge = llm.settle()
         assert isinstance(llm.engine.runner, ModelRunner)
         backend = llm.engine.runner.backend
         facts = {
@@ -111,7 +112,7 @@ def bench(
         click.echo(json.dumps(facts))
         return
     words = "bandwidth {bandwidth_gb_s} GB/s, peak memory {rss_mb} MB, loaded in {load_s} s, compiled for {compile_s} s"
-    click.echo(words.format(**facts))
+    click.echo(words.format(**facts) + ("" if huge is None else f", {huge:.0%} of the file's pages huge"))
 
 
 def _progress(text: str) -> None:

@@ -98,6 +98,11 @@ class GGUFFile:
             raise GGUFError(f"{self.paths[0]}: the metadata key 'general.architecture' is missing or not text")
         return value
 
+    @property
+    def maps(self) -> list[tuple[Path, npt.NDArray[np.uint8]]]:
+        """Path and map (uint8, the whole file) of each file."""
+        return [(shard.path, shard.bytes) for shard in self._shards]
+
     @cached_property
     def nbytes(self) -> int:
         """Bytes of all tensors, without header and padding."""
@@ -216,7 +221,8 @@ def _map(path: Path) -> mmap.mmap | bytes:
                 return b""
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         # A file read for the first time then comes in huge pages where the file system has them (ext4, XFS and Btrfs
-        # on new kernels): kernels read it 1.2 times as fast. Elsewhere the request fails or changes nothing.
+        # on new kernels): kernels read it 1.2 times as fast. Elsewhere the request fails or changes nothing. For files
+        # that are in the page cache already there is `huge_pages.py`.
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):
                 mapped.madvise(mmap.MADV_HUGEPAGE)

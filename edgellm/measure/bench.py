@@ -1,7 +1,8 @@
 """Speed of a model: prompt processing, decoding at a depth with several sequences, and several rows in one pass.
 
-Each figure is the median of `runs` runs after one that does not count. Token ids are random, all sequences different,
-so that no prefix is shared. Decoding is the engine's own step: batch, model, output head, argmax per sequence.
+Each figure is the median of `runs` runs after one that does not count and `LLM.settle`. Token ids are random, all
+sequences different, so that no prefix is shared. Decoding is the engine's own step: batch, model, output head, argmax
+per sequence.
 """
 
 from __future__ import annotations
@@ -172,6 +173,7 @@ def run_bench(
 
 def _repeat(rig: _Rig, measure: Callable[[], float]) -> list[float]:
     measure()
+    rig.llm.settle()
     return [measure() for _ in range(rig.plan.runs)]
 
 

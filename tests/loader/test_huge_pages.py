@@ -1,0 +1,315 @@
+"""Mapped files come into huge pages: real files, real kernel. What smaps says is the measure, not our own scan."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgellm.loader import GGUFFile, huge_pages, mapped_pages, open_gguf
+from edgellm.loader.huge_pages import HugePages
+from edgellm.loader.mapped_pages import HUGE_PAGE, MappedPages, has_huge_pages
+from tests.support.gguf_bytes import F32, GGUFBytes
+
+pytestmark = pytest.mark.skipif(not has_huge_pages(), reason="needs Linux with huge pages of 2 MB")
+RANGES = 12
+"""Whole ranges in the file."""
+PLENTY = 1 << 40
+
+
+def in_huge_pages(path: Path) -> int:
+    """Bytes of maps of `path` in this process that are in huge pages, from /proc/self/smaps."""
+    total, here = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            here = words[-1] == str(path)
+        elif here and words[0] in ("FilePmdMapped:", "ShmemPmdMapped:"):
+            total += int(words[1]) * 1024
+    return total
+
+
+def write_model(path: Path) -> bytes:
+    """A GGUF of `RANGES` ranges and a bit, written in pieces of 64 KB, so that it is in small pages in the cache."""
+    values = np.random.default_rng(7).integers(0, 1 << 32, (RANGES * HUGE_PAGE + 300_000) // 4, np.uint32)
+    data = GGUFBytes().text("general.architecture", "llama").tensor("t.weight", F32, [len(values)], values.tobytes())
+    whole = data.build()
+    with open(path, "wb", buffering=0) as file:
+        for start in range(0, len(whole), 1 << 16):
+            file.write(whole[start : start + (1 << 16)])
+        os.fsync(file.fileno())
+    return whole
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Iterator[tuple[GGUFFile, bytes]]:
+    """A model whose pages are small and could be huge; all of it has been read."""
+    path = tmp_path / "model.gguf"
+    whole = write_model(path)
+    with open(path, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with open_gguf(path) as gguf:
+        (_, data), *_ = gguf.maps
+        assert data.tobytes() == whole
+        if in_huge_pages(path) < RANGES // 2 * HUGE_PAGE:
+            pytest.skip("this file system does not read files into huge pages")
+        del data
+    write_model(path)
+    with open_gguf(path) as gguf:
+        assert gguf.maps[0][1].tobytes() == whole
+        if in_huge_pages(path):
+            pytest.skip("this file system has huge pages even of what is written in small pieces")
+        yield gguf, whole
+
+
+@pytest.fixture
+def in_memory(tmp_path: Path) -> Iterator[tuple[GGUFFile, bytes]]:
+    """The same on tmpfs, whose pages cannot be dropped; the kernel can copy them together (MADV_COLLAPSE)."""
+    folder = Path(f"/dev/shm/edgellm-test-{os.getpid()}")
+    path = folder / "model.gguf"
+    try:
+        folder.mkdir()
+        whole = write_model(path)
+        with open_gguf(path) as gguf:
+            assert gguf.maps[0][1].tobytes() == whole
+            if in_huge_pages(path):
+                pytest.skip("tmpfs has huge pages of its own here")
+            yield gguf, whole
+    except OSError as error:
+        pytest.skip(f"no tmpfs to write to: {error}")
+    finally:
+        path.unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def collapses(gguf: GGUFFile) -> bool:
+    """Whether MADV_COLLAPSE works for this file."""
+    pages = MappedPages(*gguf.maps[0])
+    pages.can_scan = False  # so that nothing else is tried
+    try:
+        return pages.n_ranges > 0 and pages.make_huge(0)
+    finally:
+        pages.close()
+
+
+def opened(gguf: GGUFFile, busy_s: Callable[[], float] = lambda: 0.0, available: int = PLENTY) -> HugePages:
+    return HugePages(gguf.maps, busy_s, lambda: available)
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)
+
+
+def test_small_pages_become_huge_and_hold_the_same(on_disk: tuple[GGUFFile, bytes]) -> None:
+    gguf, whole = on_disk
+    path, data = gguf.maps[0]
+    pages = opened(gguf)
+    assert pages.share() == 0.0
+    pages.settle()
+    assert in_huge_pages(path) == RANGES * HUGE_PAGE
+    assert pages.share() == 1.0
+    assert data.tobytes() == whole
+    pages.close()
+
+
+def test_only_what_was_read_is_touched(on_disk: tuple[GGUFFile, bytes]) -> None:
+    path = on_disk[0].paths[0]
+    with open_gguf(path) as gguf:
+        _, data = gguf.maps[0]
+        data[3 * HUGE_PAGE : 5 * HUGE_PAGE].max()
+        data[8 * HUGE_PAGE + 5]  # one row of a table
+        pages = MappedPages(path, data)
+        assert pages.small_ranges() == [3, 4]
+        assert 2 * HUGE_PAGE < pages.used_bytes()[0] < 3 * HUGE_PAGE
+        pages.close()
+
+
+def test_readers_never_notice(on_disk: tuple[GGUFFile, bytes]) -> None:
+    gguf, whole = on_disk
+    _, data = gguf.maps[0]
+    wanted, found = int(np.frombuffer(whole, np.uint8).sum(dtype=np.int64)), set()
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            found.add(int(data.sum(dtype=np.int64)))
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    pages = opened(gguf)
+    for _ in range(2):
+        pages.settle()
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert found == {wanted}
+    # A reader may have held small pages of a range at the wrong moment, twice.
+    assert in_huge_pages(gguf.paths[0]) > RANGES // 2 * HUGE_PAGE
+    pages.close()
+
+
+def test_the_thread_waits_until_nothing_runs(on_disk: tuple[GGUFFile, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huge_pages, "_LOOK_S", 0.02)
+    gguf, _ = on_disk
+    path = gguf.paths[0]
+    clock, looks = [0.0], [0]
+
+    def busy_s() -> float:
+        looks[0] += 1
+        clock[0] += 0.001 if running else 0
+        return clock[0]
+
+    running = False
+    pages = opened(gguf, busy_s)
+    wait_for(lambda: looks[0] > 10)
+    assert in_huge_pages(path) == 0  # the model has not computed anything yet
+    running, looks[0] = True, 0
+    wait_for(lambda: looks[0] > 10)
+    assert in_huge_pages(path) == 0
+    running = False
+    wait_for(lambda: in_huge_pages(path) == RANGES * HUGE_PAGE)
+    pages.close()
+
+
+def test_after_ten_seconds_of_work_it_does_not_wait(
+    on_disk: tuple[GGUFFile, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huge_pages, "_LOOK_S", 0.02)
+    gguf, _ = on_disk
+    started = time.monotonic()
+    pages = opened(gguf, lambda: 10.0 + time.monotonic() - started)
+    wait_for(lambda: in_huge_pages(gguf.paths[0]) == RANGES * HUGE_PAGE)
+    pages.close()
+
+
+def test_closing_while_it_works(on_disk: tuple[GGUFFile, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huge_pages, "_LOOK_S", 0.0)
+    path, whole = on_disk[0].paths[0], on_disk[1]
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    for _ in range(60):
+        write_again = chance.random() < 0.3
+        if write_again:
+            write_model(path)
+        gguf = open_gguf(path)
+        gguf.maps[0][1].max()
+        started = time.monotonic()
+        pages = opened(gguf, lambda started=started: 10.0 + time.monotonic() - started)  # type: ignore[misc]
+        helper = threading.Thread(target=pages.settle)
+        helper.start()
+        time.sleep(chance.random() * 0.02)
+        gguf.close()  # the last view of the map but the thread's
+        pages.close()
+        assert pages.share() is None
+        helper.join()
+        pages.close()
+        del gguf, pages
+    on_disk[0].close()
+    gc.collect()
+    assert str(path) not in Path("/proc/self/maps").read_text()
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("after_ms", [0, 5, 15])
+def test_a_process_ends_while_it_works(on_disk: tuple[GGUFFile, bytes], after_ms: int) -> None:
+    code = (
+        "import sys, time\n"
+        "from edgellm.loader import huge_pages, open_gguf\n"
+        "huge_pages._LOOK_S = 0\n"
+        "gguf = open_gguf(sys.argv[1]); gguf.maps[0][1].max()\n"
+        "pages = huge_pages.HugePages(gguf.maps, lambda: 10.0 + time.monotonic(), lambda: 1 << 40)\n"
+        "time.sleep(float(sys.argv[2]) / 1000)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, on_disk[0].paths[0], str(after_ms)], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_it_gives_up_where_another_process_uses_the_file(on_disk: tuple[GGUFFile, bytes]) -> None:
+    gguf, whole = on_disk
+    if collapses(gguf):
+        pytest.skip("MADV_COLLAPSE works for this file, whoever uses it")
+    path, data = gguf.maps[0]
+    code = "import mmap, sys; f = open(sys.argv[1], 'rb'); m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)\n"
+    code += "sum(m[::4096]); print('mapped', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout and other.stdout.readline() == b"mapped\n"
+        pages = opened(gguf)
+        pages.settle()
+        assert in_huge_pages(path) == 0
+        assert sum(pages._tried.values()) == huge_pages._MOST_FAILURES < RANGES
+        assert data.tobytes() == whole
+        other.communicate()
+    pages.settle()
+    assert in_huge_pages(path) == 0  # for good
+    pages.close()
+
+
+def test_nothing_is_done_where_memory_is_short(on_disk: tuple[GGUFFile, bytes]) -> None:
+    gguf, whole = on_disk
+    pages = opened(gguf, available=len(whole))
+    pages.settle()
+    assert pages.share() == 0.0
+    assert not pages._tried
+    pages.close()
+
+
+def test_a_file_that_was_cut_off(on_disk: tuple[GGUFFile, bytes]) -> None:
+    gguf, whole = on_disk
+    path, data = gguf.maps[0]
+    pages = MappedPages(path, data)
+    os.truncate(path, 4 * HUGE_PAGE)
+    assert pages.small_ranges() == [0, 1, 2, 3]
+    with pytest.raises(OSError, match=r"model\.gguf"):
+        pages.make_huge(RANGES - 1)
+    pages.close()
+    all_of_it = opened(gguf)
+    all_of_it.settle()
+    assert data[: 4 * HUGE_PAGE].tobytes() == whole[: 4 * HUGE_PAGE]
+    all_of_it.close()
+
+
+def test_pages_that_cannot_be_dropped_are_copied_together(in_memory: tuple[GGUFFile, bytes]) -> None:
+    gguf, whole = in_memory
+    if not collapses(gguf):
+        pytest.skip("this kernel has no MADV_COLLAPSE for tmpfs")
+    path, data = gguf.maps[0]
+    pages = opened(gguf)
+    pages.settle()
+    assert in_huge_pages(path) == RANGES * HUGE_PAGE
+    assert data.tobytes() == whole
+    pages.close()
+
+
+def test_older_kernels_can_only_copy(
+    in_memory: tuple[GGUFFile, bytes], on_disk: tuple[GGUFFile, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = [collapses(gguf) for gguf, _ in (in_memory, on_disk)]
+    monkeypatch.setattr(mapped_pages, "_PAGEMAP_SCAN", 0)  # Linux before 6.7
+    for (gguf, whole), can_copy in zip((in_memory, on_disk), copies, strict=True):
+        path, data = gguf.maps[0]
+        pages = opened(gguf)
+        pages.settle()
+        pages.settle()
+        assert in_huge_pages(path) == (RANGES * HUGE_PAGE if can_copy else 0)
+        if data.ctypes.data % HUGE_PAGE == 0:
+            assert pages.share() == pytest.approx(in_huge_pages(path) / (-(-len(whole) // 4096) * 4096))
+            assert sum(pages._tried.values()) == (RANGES if can_copy else huge_pages._MOST_FAILURES)
+        assert data.tobytes() == whole
+        pages.close()
