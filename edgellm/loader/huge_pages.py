@@ -5,8 +5,8 @@ A file that is read from the disk through our map comes in huge pages (see `file
 just written stays in the cache as that program left it. So a thread brings the parts that have been read into huge
 pages, 2 MB at a time; who reads there meanwhile waits for as long as that takes, 1 to 4 ms with a fast disk.
 
-It takes a second or more for a gigabyte, and slows decoding down by a third to a half meanwhile. That pays for a model
-that is used for a while, so it is done when no request runs, or once the model has computed for ten seconds.
+It takes a second or more for a gigabyte, and slows decoding down by a third to a half meanwhile. So it is done while no
+request runs, or once the model has computed for so long that it would have been worth it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ __all__ = ["HugePages"]
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
-_PATIENCE_S = 10.0
+_PATIENCE_S = 10e-9
+"""Of computing, for each byte: decoding that long in small pages loses what bringing them into huge ones costs."""
 _TRIES = 2
 """Of one range: a kernel that reads there at the wrong moment keeps its small pages alive."""
 _MOST_FAILURES = 4
@@ -42,8 +43,8 @@ _RESERVE = 256 << 20
 
 class HugePages:
     """The files of an open model; `files`: path and map (uint8, the whole file) of each. `busy_s()`: seconds that the
-    model has computed so far. `available()`: bytes of memory that are free or hold cached files; nothing is done where
-    it is less than the files' sizes and 256 MB.
+    model has computed so far; `idle()`: whether no request runs. `available()`: bytes of memory that are free or hold
+    cached files; nothing is done where it is less than the files' sizes and 256 MB.
 
     The maps stay in place until `close` returns, whoever else lets go of them. Results never depend on any of this."""
 
@@ -51,11 +52,13 @@ class HugePages:
         self,
         files: Sequence[tuple[Path, npt.NDArray[np.uint8]]],
         busy_s: Callable[[], float],
+        idle: Callable[[], bool],
         available: Callable[[], int],
     ):
         self._files = [MappedPages(path, data) for path, data in files] if has_huge_pages() else []
-        self._busy_s, self._available = busy_s, available
-        self._needed = sum(len(data) for _, data in files) + _RESERVE
+        self._busy_s, self._idle, self._available = busy_s, idle, available
+        size = sum(len(data) for _, data in files)
+        self._needed, self._patience_s = size + _RESERVE, size * _PATIENCE_S
         self._tried: Counter[tuple[Path, int]] = Counter()
         self._failures = 0
         self._turn = threading.Lock()
@@ -74,7 +77,8 @@ class HugePages:
 
     def share(self) -> float | None:
         """Of the bytes that this process has read, those in huge pages; None where there are none (another system)."""
-        with self._turn:
+        sums: list[tuple[int, int]] = []
+        with self._turn, suppress(OSError):  # a container may hide /proc
             sums = [file.used_bytes() for file in self._files if file.n_ranges]
         used, huge = (sum(column) for column in zip(*sums, strict=True)) if sums else (0, 0)
         return huge / used if used else None
@@ -93,19 +97,18 @@ class HugePages:
         seen = done = 0.0
         while self._failures < _MOST_FAILURES and not self._stop.wait(_LOOK_S):
             now = self._busy_s()
-            idle, seen = now == seen, now
-            patient = now < _PATIENCE_S
-            if now != done and (idle or not patient) and self._repair(while_idle=patient):
+            rests, seen = now == seen and self._idle(), now
+            patient = now < self._patience_s
+            if now != done and (rests or not patient) and self._repair(while_idle=patient):
                 done = now
 
     def _repair(self, while_idle: bool) -> bool:
         """False where a request came in between. OSError means that the file, or its part, cannot be read again."""
-        began = self._busy_s()
         with self._turn:
             for file in self._files:
                 try:
                     for i in self._small_ranges(file):
-                        if while_idle and self._busy_s() != began:
+                        if while_idle and not self._idle():
                             return False
                         self._make_huge(file, i)
                 except OSError as error:

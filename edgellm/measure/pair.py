@@ -78,6 +78,7 @@ def decode_speed(path: str | os.PathLike[str], **settings: Any) -> float:
         prompt = [i % llm.config.vocab_size for i in range(10, 42)]
         for _ in range(2):  # the first run may prepare kernels
             llm.generate([prompt], SamplingParams(max_tokens=GEN, temperature=0, ignore_eos=True))
+            llm.settle()
         return 1 / median(list(llm.engine.metrics.step_s)[-GEN + 4 :])
 
 

@@ -287,9 +287,9 @@ async def _receive(request: Request, out: Any) -> tuple[str, int]:
     async for part in body_parts(request, request.app.state.settings.body_timeout):
         waiting += part
         size += len(part)
-        if len(waiting) >= _PIECE:
-            await asyncio.to_thread(write, bytes(waiting))
-            waiting.clear()
+        while len(waiting) >= _PIECE:
+            await asyncio.to_thread(write, bytes(waiting[:_PIECE]))
+            del waiting[:_PIECE]
     await asyncio.to_thread(write, bytes(waiting))
     await asyncio.to_thread(_to_disk, out)
     return f"sha256:{sha.hexdigest()}", size

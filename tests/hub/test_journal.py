@@ -113,8 +113,10 @@ def test_geometry(size: int) -> None:
     geometry = Geometry(size, part_size_for(size))
     assert sum(geometry.length(part) for part in (0, geometry.n_parts - 1)) <= 2 * geometry.part_size
     assert geometry.span(geometry.n_parts - 1)[1] == size and geometry.span(0)[0] == 0
-    if size == 300 << 20:
+    if size >= 300 << 20:
         assert 4 * geometry.part_size < size / 100
+    if size >= 2 << 30:  # whole huge pages
+        assert geometry.part_size % (2 << 20) == 0
 
 
 CHILD = """

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -101,8 +102,22 @@ def collapses(gguf: GGUFFile) -> bool:
         pages.close()
 
 
-def opened(gguf: GGUFFile, busy_s: Callable[[], float] = lambda: 0.0, available: int = PLENTY) -> HugePages:
-    return HugePages(gguf.maps, busy_s, lambda: available)
+@dataclass
+class Use:
+    """What an engine would say."""
+
+    busy_s: float = 0.0
+    runs: bool = False
+
+
+def opened(gguf: GGUFFile, available: int = PLENTY) -> HugePages:
+    """Of a model that was not used."""
+    return HugePages(gguf.maps, lambda: 0.0, lambda: True, lambda: available)
+
+
+def in_long_use(gguf: GGUFFile) -> HugePages:
+    """Of a model that computes all the time."""
+    return HugePages(gguf.maps, time.monotonic, lambda: False, lambda: PLENTY)
 
 
 def wait_for(true: Callable[[], bool]) -> None:
@@ -165,32 +180,63 @@ def test_the_thread_waits_until_nothing_runs(on_disk: tuple[GGUFFile, bytes], mo
     monkeypatch.setattr(huge_pages, "_LOOK_S", 0.02)
     gguf, _ = on_disk
     path = gguf.paths[0]
-    clock, looks = [0.0], [0]
+    use, looks = Use(), [0]
 
     def busy_s() -> float:
         looks[0] += 1
-        clock[0] += 0.001 if running else 0
-        return clock[0]
+        use.busy_s += 0.001 if use.runs else 0
+        return use.busy_s
 
-    running = False
-    pages = opened(gguf, busy_s)
-    wait_for(lambda: looks[0] > 10)
-    assert in_huge_pages(path) == 0  # the model has not computed anything yet
-    running, looks[0] = True, 0
-    wait_for(lambda: looks[0] > 10)
-    assert in_huge_pages(path) == 0
-    running = False
+    def not_yet() -> bool:
+        looks[0] = 0
+        wait_for(lambda: looks[0] > 10)
+        return in_huge_pages(path) == 0
+
+    pages = HugePages(gguf.maps, busy_s, lambda: not use.runs, lambda: PLENTY)
+    assert not_yet()  # the model has not computed anything
+    use.runs = True
+    assert not_yet()
+    use.runs = False
     wait_for(lambda: in_huge_pages(path) == RANGES * HUGE_PAGE)
     pages.close()
 
 
-def test_after_ten_seconds_of_work_it_does_not_wait(
-    on_disk: tuple[GGUFFile, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_has_precedence(on_disk: tuple[GGUFFile, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huge_pages, "_LOOK_S", 0.02)
     gguf, _ = on_disk
-    started = time.monotonic()
-    pages = opened(gguf, lambda: 10.0 + time.monotonic() - started)
+    path = gguf.paths[0]
+    asked = [0]
+
+    def idle() -> bool:
+        """A request comes when five ranges are done, and ends two looks later."""
+        asked[0] += 1
+        return asked[0] not in (7, 8, 9)
+
+    seen: list[int] = []
+
+    def busy_s() -> float:
+        seen.append(in_huge_pages(path) // HUGE_PAGE)
+        return 0.01
+
+    pages = HugePages(gguf.maps, busy_s, idle, lambda: PLENTY)
+    wait_for(lambda: in_huge_pages(path) == RANGES * HUGE_PAGE)
+    pages.close()
+    assert set(seen) - {RANGES} == {0, 5}
+
+
+def test_long_use_is_worth_it(on_disk: tuple[GGUFFile, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huge_pages, "_LOOK_S", 0.02)
+    gguf, whole = on_disk
+    seconds = len(whole) * 10 / 1e9
+    looks = [0]
+
+    def busy_s() -> float:
+        looks[0] += 1
+        return seconds * (0.9 + looks[0] / 1e6 if looks[0] <= 10 else 1.1)
+
+    pages = HugePages(gguf.maps, busy_s, lambda: False, lambda: PLENTY)
+    wait_for(lambda: in_huge_pages(gguf.paths[0]) > 0)
+    assert looks[0] > 10
     wait_for(lambda: in_huge_pages(gguf.paths[0]) == RANGES * HUGE_PAGE)
     pages.close()
 
@@ -207,8 +253,7 @@ def test_closing_while_it_works(on_disk: tuple[GGUFFile, bytes], monkeypatch: py
             write_model(path)
         gguf = open_gguf(path)
         gguf.maps[0][1].max()
-        started = time.monotonic()
-        pages = opened(gguf, lambda started=started: 10.0 + time.monotonic() - started)  # type: ignore[misc]
+        pages = in_long_use(gguf)
         helper = threading.Thread(target=pages.settle)
         helper.start()
         time.sleep(chance.random() * 0.02)
@@ -231,7 +276,7 @@ def test_a_process_ends_while_it_works(on_disk: tuple[GGUFFile, bytes], after_ms
         "from edgellm.loader import huge_pages, open_gguf\n"
         "huge_pages._LOOK_S = 0\n"
         "gguf = open_gguf(sys.argv[1]); gguf.maps[0][1].max()\n"
-        "pages = huge_pages.HugePages(gguf.maps, lambda: 10.0 + time.monotonic(), lambda: 1 << 40)\n"
+        "pages = huge_pages.HugePages(gguf.maps, time.monotonic, lambda: False, lambda: 1 << 40)\n"
         "time.sleep(float(sys.argv[2]) / 1000)\n"
     )
     done = subprocess.run(
