@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 _LOOK_S = 1.0
 _PATIENCE_S = 10e-9
 """Of computing, for each byte: decoding that long in small pages loses what bringing them into huge ones costs."""
-_TRIES = 2
-"""Of one range: a kernel that reads there at the wrong moment keeps its small pages alive."""
+_TRIES = 4
+"""Of one range: a kernel that reads there at the wrong moment keeps its small pages alive, more often while it runs."""
 _MOST_FAILURES = 4
 """In a row; then this file system has no huge pages, memory is fragmented, or another process uses the file."""
 _SLOW_S = 0.025

@@ -16,10 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgellm import LLM, SamplingParams
 from edgellm.loader import GGUFFile, huge_pages, mapped_pages, open_gguf
 from edgellm.loader.huge_pages import HugePages
 from edgellm.loader.mapped_pages import HUGE_PAGE, MappedPages, has_huge_pages
 from tests.support.gguf_bytes import F32, GGUFBytes
+from tests.support.real import real_model
 
 pytestmark = pytest.mark.skipif(not has_huge_pages(), reason="needs Linux with huge pages of 2 MB")
 RANGES = 12
@@ -171,7 +173,7 @@ def test_readers_never_notice(on_disk: tuple[GGUFFile, bytes]) -> None:
     for reader in readers:
         reader.join()
     assert found == {wanted}
-    # A reader may have held small pages of a range at the wrong moment, twice.
+    # A reader may have held small pages of a range at the wrong moment, each time.
     assert in_huge_pages(gguf.paths[0]) > RANGES // 2 * HUGE_PAGE
     pages.close()
 
@@ -358,3 +360,24 @@ def test_older_kernels_can_only_copy(
             assert sum(pages._tried.values()) == (RANGES if can_copy else huge_pages._MOST_FAILURES)
         assert data.tobytes() == whole
         pages.close()
+
+
+@pytest.mark.real
+def test_a_model_answers_the_same(tmp_path: Path) -> None:
+    path, original = tmp_path / "model.gguf", real_model("smollm2.gguf")
+    with open(original, "rb") as source, open(path, "wb", buffering=0) as copy:
+        while piece := source.read(1 << 16):
+            copy.write(piece)
+        os.fsync(copy.fileno())
+    params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+    with LLM(path, backend="cpu", ctx=512) as llm:
+        before = llm.generate("The sky is", params)[0]
+        if in_huge_pages(path):
+            pytest.skip("this file system has huge pages even of what is written in small pieces")
+        share = llm.settle()
+        after = llm.generate("The sky is", params)[0]
+    assert after.ids == before.ids
+    if share:
+        assert share > 0.9
+    with LLM(path, backend="reference", ctx=512) as llm:
+        assert llm.settle() is None
