@@ -89,7 +89,7 @@ def high4(x: Vector) -> Vector:
 @inline
 def group_start(b: int, n_blocks: int) -> int:
     """First block of a group of four: the last group goes back until it is whole (blocks done twice get the same
-    value)."""
+    value). A row of fewer has room for four."""
     return max(min(b, n_blocks - 4), 0)
 
 
@@ -161,6 +161,7 @@ def q5_codes(p: int) -> tuple[Vector, Vector, Vector, Vector]:
 def values_with_minima(size: int, codes: Inline, tokens: int) -> Inline:
     """Values of a row of Q4_K or Q5_K (`size` bytes a super-block). Sums of eight products fit int16 (8 x 31 x 127)."""
     lines, ahead = -(-size // 16), matmul_row.AHEAD
+    places = 8 if lines <= 9 else 16  # per group, for requests ahead; which is better was measured
 
     def values_of_row(row: int, x: int, sums: int, n_blocks: int, values: int) -> None:
         zero = splat_i32x16(0)
@@ -168,22 +169,26 @@ def values_with_minima(size: int, codes: Inline, tokens: int) -> Inline:
             start, far = group_start(block, n_blocks), row + size * block + ahead
             p, isum, msum = registers(4), registers(4 * tokens), registers(tokens)
             for i in unroll(4):
-                p[i] = row + size * (start + min(i, n_blocks - 1))
+                p[i] = row + size * start + size * i
             headers = load_words_of_four(p[0], p[1], p[2], p[3])
             parts = scales_and_minima(headers)
             scales = opaque(_as_words(_widened(parts, splat_i8x64(0))))
             minima = opaque(_as_words(_widened_next(parts, splat_i8x64(0))))
             for i in unroll(4):
-                y = x + 256 * tokens * (start + min(i, n_blocks - 1))
-                prefetch_share(far, lines, 2 * i)
+                y = x + 256 * tokens * start + 256 * tokens * i
+                prefetch_share(far, lines, places // 4 * i, places)
                 a, b, c, d = codes(p[i])
-                prefetch_share(far, lines, 2 * i + 1)
+                prefetch_share(far, lines, places // 4 * i + 1, places)
                 scale = scales_in_order(scales, 8 * i)
                 for t in unroll(tokens):
                     z = y + 256 * t
                     low = dot_unsigned(dot_unsigned(zero, a, load_i8x64(z)), b, load_i8x64(z + 64))
+                    if places == 16 and t == 0:
+                        prefetch_share(far, lines, 4 * i + 2, places)
                     high = dot_unsigned(dot_unsigned(zero, c, load_i8x64(z + 128)), d, load_i8x64(z + 192))
                     isum[4 * t + i] = add_scaled(zero, pack(low, high), scale)
+                if places == 16:
+                    prefetch_share(far, lines, 4 * i + 3, places)
             for t in unroll(tokens):
                 isum[t] = sums_of_lanes(isum[4 * t], isum[4 * t + 1], isum[4 * t + 2], isum[4 * t + 3])
                 msum[t] = add_pairs(zero, minima, load_pairs(sums + 16 * (t * n_blocks + start)))
@@ -232,17 +237,18 @@ def values_shifted(form: Shifted, tokens: int) -> Inline:
             start, far = group_start(block, n_blocks), row + size * block + ahead
             p, isum = registers(4), registers(4 * tokens)
             for i in unroll(4):
-                k = start + min(i, n_blocks - 1)
-                p[i] = row + size * k
-                y, s = x + 256 * tokens * k, sums + sums_bytes * tokens * k
+                p[i] = row + size * start + size * i
+                y, s = x + 256 * tokens * start + 256 * tokens * i, sums + sums_bytes * tokens * (start + i)
                 scales = load_scales(p[i])
-                prefetch_share(far, lines, 2 * i)
+                prefetch_share(far, lines, 4 * i, 16)
                 a, b = codes(p[i], 0)
+                prefetch_share(far, lines, 4 * i + 1, 16)
                 scale = scales_of(scales, 0)
                 for t in unroll(tokens):
                     isum[4 * t + i] = add_half(start_of(scales, s + sums_bytes * t), a, b, y + 256 * t, scale)
-                prefetch_share(far, lines, 2 * i + 1)
+                prefetch_share(far, lines, 4 * i + 2, 16)
                 a, b = codes(p[i], 1)
+                prefetch_share(far, lines, 4 * i + 3, 16)
                 scale = scales_of(scales, step)
                 for t in unroll(tokens):
                     isum[4 * t + i] = add_half(isum[4 * t + i], a, b, y + 256 * t + 128, scale)

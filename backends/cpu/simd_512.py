@@ -24,14 +24,15 @@ def opaque(x: Vector) -> Vector:
     return x
 
 
-@op("void(i64, lit, lit)")
-def prefetch_share(address: int, lines: int, eighth: int) -> None:
-    """As `prefetch_far`, of one eighth (0 to 7) of so many cache lines from an address on."""
+@op("void(i64, lit, lit, lit)")
+def prefetch_share(address: int, lines: int, part: int, parts: int) -> None:
+    """As `prefetch_far`, of so many cache lines from an address on those of one part (from 0) of `parts`: requests that
+    follow each other closely cost bandwidth, those with work between them do not."""
 
 
 @prefetch_share.emit()
-def _emit_prefetch_share(e: Any, address: Any, lines: int, eighth: int) -> None:
-    for line in range(lines * eighth // 8, lines * (eighth + 1) // 8):
+def _emit_prefetch_share(e: Any, address: Any, lines: int, part: int, parts: int) -> None:
+    for line in range(lines * part // parts, lines * (part + 1) // parts):
         e.prefetch(e.b.add(address, e.constant("i64", 64 * line)), 2)
         e.barrier()
 

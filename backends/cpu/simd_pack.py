@@ -200,7 +200,7 @@ _join_i32x4 = permute2("i32x4", list(range(8)))
 
 
 @inline
-def transpose_8x8(source: int, stride: int, target: int, target_stride: int) -> None:
+def transposed_8x8(source: int, stride: int) -> tuple[Vector, ...]:
     """32 bytes of each of eight rows, `stride` bytes apart -> eight vectors of one word a row."""
     a = registers(8)
     b = registers(8)
@@ -214,8 +214,18 @@ def transpose_8x8(source: int, stride: int, target: int, target_stride: int) -> 
             a[4 * h + 2 * i] = _zip_low2(b[4 * h + i], b[4 * h + i + 2])
             a[4 * h + 2 * i + 1] = _zip_high2(b[4 * h + i], b[4 * h + i + 2])
     for i in unroll(4):
-        store(target + i * target_stride, _lows(a[i], a[i + 4]))
-        store(target + (i + 4) * target_stride, _highs(a[i], a[i + 4]))
+        b[i] = _lows(a[i], a[i + 4])
+        b[i + 4] = _highs(a[i], a[i + 4])
+    return b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]
+
+
+@inline
+def transpose_8x8(source: int, stride: int, target: int, target_stride: int) -> None:
+    """The same, the vectors stored `target_stride` bytes apart."""
+    c = registers(8)
+    c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7] = transposed_8x8(source, stride)
+    for i in unroll(8):
+        store(target + i * target_stride, c[i])
 
 
 @inline
