@@ -128,6 +128,7 @@ class HugePages:
 
     def _make_huge(self, file: MappedPages, i: int) -> None:
         self._tried[file.path, i] += 1
+        file.write_back(i)
         started = time.perf_counter()
         huge = file.make_huge(i)
         self._failures = 0 if huge and time.perf_counter() - started < _SLOW_S else self._failures + 1

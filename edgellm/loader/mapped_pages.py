@@ -24,6 +24,7 @@ HUGE_PAGE = 2 << 20
 """Bytes. ARM kernels with pages of 16 or 64 KiB have huge pages of 32 and 512 MiB: too much to read at a time."""
 _PAGE = 4096
 _MADV_DONTNEED, _MADV_POPULATE_READ, _MADV_COLLAPSE = 4, 22, 25
+_SYNC_WAIT_WRITE_WAIT = 7
 _PRESENT, _HUGE = 1 << 3, 1 << 6
 _REGIONS = 256
 
@@ -53,6 +54,7 @@ _PAGEMAP_SCAN = 3 << 30 | ctypes.sizeof(_Scan) << 16 | ord("f") << 8 | 16
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
     libc.ioctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)
     return libc
 
@@ -109,6 +111,12 @@ class MappedPages:
             for i in range(start // HUGE_PAGE, -(-stop // HUGE_PAGE)):
                 touched[i] += min(stop, (i + 1) * HUGE_PAGE) - max(start, i * HUGE_PAGE)
         return [i for i, n_bytes in touched.items() if 2 * n_bytes > HUGE_PAGE]
+
+    def write_back(self, i: int) -> None:
+        """Returns when the disk has what was written into range `i`, such as by a download that has just ended: before,
+        its pages can neither be dropped nor copied together."""
+        if self._file >= 0:
+            _libc().sync_file_range(self._file, i * HUGE_PAGE, HUGE_PAGE, _SYNC_WAIT_WRITE_WAIT)
 
     def make_huge(self, i: int) -> bool:
         """Brings range `i` into a huge page and says whether it is in one now. Threads that read there meanwhile wait.

@@ -41,7 +41,7 @@ def in_huge_pages(path: Path) -> int:
     return total
 
 
-def write_model(path: Path) -> bytes:
+def write_model(path: Path, sync: bool = True) -> bytes:
     """A GGUF of `RANGES` ranges and a bit, written in pieces of 64 KB, so that it is in small pages in the cache."""
     values = np.random.default_rng(7).integers(0, 1 << 32, (RANGES * HUGE_PAGE + 300_000) // 4, np.uint32)
     data = GGUFBytes().text("general.architecture", "llama").tensor("t.weight", F32, [len(values)], values.tobytes())
@@ -49,7 +49,8 @@ def write_model(path: Path) -> bytes:
     with open(path, "wb", buffering=0) as file:
         for start in range(0, len(whole), 1 << 16):
             file.write(whole[start : start + (1 << 16)])
-        os.fsync(file.fileno())
+        if sync:
+            os.fsync(file.fileno())
     return whole
 
 
@@ -150,6 +151,38 @@ def test_only_what_was_read_is_touched(on_disk: tuple[GGUFFile, bytes]) -> None:
         pages = MappedPages(path, data)
         assert pages.small_ranges() == [3, 4]
         assert 2 * HUGE_PAGE < pages.used_bytes()[0] < 3 * HUGE_PAGE
+        pages.close()
+
+
+def test_what_was_just_written(on_disk: tuple[GGUFFile, bytes]) -> None:
+    path = on_disk[0].paths[0]
+    path.unlink()
+    whole = write_model(path, sync=False)
+    with open_gguf(path) as gguf:
+        assert gguf.maps[0][1].tobytes() == whole
+        pages = opened(gguf)
+        pages.settle()
+        assert in_huge_pages(path) == RANGES * HUGE_PAGE
+        assert gguf.maps[0][1].tobytes() == whole
+        pages.close()
+    with open(path, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    assert path.read_bytes() == whole  # the disk has it
+
+
+def test_many_pieces(on_disk: tuple[GGUFFile, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped_pages, "_REGIONS", 2)  # that one question to the kernel gives
+    path = on_disk[0].paths[0]
+    with open_gguf(path) as gguf:
+        _, data = gguf.maps[0]
+        data[2 * HUGE_PAGE : 3 * HUGE_PAGE].max()
+        data[4 * HUGE_PAGE :: 1 << 18].max()
+        with open("/proc/self/pagemap", "rb") as file:  # 8 bytes a page, the top bit says that it is in memory
+            file.seek(data.ctypes.data // 4096 * 8)
+            present = file.read(RANGES * HUGE_PAGE // 4096 * 8)[7::8]
+        pages = MappedPages(path, data)
+        assert pages.used_bytes() == (4096 * sum(flags >> 7 for flags in present), 0)
+        assert pages.small_ranges() == [2]
         pages.close()
 
 
