@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,92 +17,13 @@ import numpy as np
 import pytest
 
 from edgellm import LLM, SamplingParams
-from edgellm.loader import GGUFFile, huge_pages, mapped_pages, open_gguf
+from edgellm.loader import GGUFFile, huge_pages, open_gguf
 from edgellm.loader.huge_pages import HugePages
 from edgellm.loader.mapped_pages import HUGE_PAGE, MappedPages, has_huge_pages
-from tests.support.gguf_bytes import F32, GGUFBytes
+from tests.support.page_cache import PLENTY, RANGES, collapses, in_huge_pages, opened, write_model
 from tests.support.real import real_model
 
 pytestmark = pytest.mark.skipif(not has_huge_pages(), reason="needs Linux with huge pages of 2 MB")
-RANGES = 12
-"""Whole ranges in the file."""
-PLENTY = 1 << 40
-
-
-def in_huge_pages(path: Path) -> int:
-    """Bytes of maps of `path` in this process that are in huge pages, from /proc/self/smaps."""
-    total, here = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        words = line.split()
-        if not words[0].endswith(":"):
-            here = words[-1] == str(path)
-        elif here and words[0] in ("FilePmdMapped:", "ShmemPmdMapped:"):
-            total += int(words[1]) * 1024
-    return total
-
-
-def write_model(path: Path, sync: bool = True) -> bytes:
-    """A GGUF of `RANGES` ranges and a bit, written in pieces of 64 KB, so that it is in small pages in the cache."""
-    values = np.random.default_rng(7).integers(0, 1 << 32, (RANGES * HUGE_PAGE + 300_000) // 4, np.uint32)
-    data = GGUFBytes().text("general.architecture", "llama").tensor("t.weight", F32, [len(values)], values.tobytes())
-    whole = data.build()
-    with open(path, "wb", buffering=0) as file:
-        for start in range(0, len(whole), 1 << 16):
-            file.write(whole[start : start + (1 << 16)])
-        if sync:
-            os.fsync(file.fileno())
-    return whole
-
-
-@pytest.fixture
-def on_disk(tmp_path: Path) -> Iterator[tuple[GGUFFile, bytes]]:
-    """A model whose pages are small and could be huge; all of it has been read."""
-    path = tmp_path / "model.gguf"
-    whole = write_model(path)
-    with open(path, "rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    with open_gguf(path) as gguf:
-        (_, data), *_ = gguf.maps
-        assert data.tobytes() == whole
-        if in_huge_pages(path) < RANGES // 2 * HUGE_PAGE:
-            pytest.skip("this file system does not read files into huge pages")
-        del data
-    write_model(path)
-    with open_gguf(path) as gguf:
-        assert gguf.maps[0][1].tobytes() == whole
-        if in_huge_pages(path):
-            pytest.skip("this file system has huge pages even of what is written in small pieces")
-        yield gguf, whole
-
-
-@pytest.fixture
-def in_memory(tmp_path: Path) -> Iterator[tuple[GGUFFile, bytes]]:
-    """The same on tmpfs, whose pages cannot be dropped; the kernel can copy them together (MADV_COLLAPSE)."""
-    folder = Path(f"/dev/shm/edgellm-test-{os.getpid()}")
-    path = folder / "model.gguf"
-    try:
-        folder.mkdir()
-        whole = write_model(path)
-        with open_gguf(path) as gguf:
-            assert gguf.maps[0][1].tobytes() == whole
-            if in_huge_pages(path):
-                pytest.skip("tmpfs has huge pages of its own here")
-            yield gguf, whole
-    except OSError as error:
-        pytest.skip(f"no tmpfs to write to: {error}")
-    finally:
-        path.unlink(missing_ok=True)
-        folder.rmdir()
-
-
-def collapses(gguf: GGUFFile) -> bool:
-    """Whether MADV_COLLAPSE works for this file."""
-    pages = MappedPages(*gguf.maps[0])
-    pages.can_scan = False  # so that nothing else is tried
-    try:
-        return pages.n_ranges > 0 and pages.make_huge(0)
-    finally:
-        pages.close()
 
 
 @dataclass
@@ -111,11 +32,6 @@ class Use:
 
     busy_s: float = 0.0
     runs: bool = False
-
-
-def opened(gguf: GGUFFile, available: int = PLENTY) -> HugePages:
-    """Of a model that was not used."""
-    return HugePages(gguf.maps, lambda: 0.0, lambda: True, lambda: available)
 
 
 def in_long_use(gguf: GGUFFile) -> HugePages:
@@ -142,18 +58,6 @@ def test_small_pages_become_huge_and_hold_the_same(on_disk: tuple[GGUFFile, byte
     pages.close()
 
 
-def test_only_what_was_read_is_touched(on_disk: tuple[GGUFFile, bytes]) -> None:
-    path = on_disk[0].paths[0]
-    with open_gguf(path) as gguf:
-        _, data = gguf.maps[0]
-        data[3 * HUGE_PAGE : 5 * HUGE_PAGE].max()
-        data[8 * HUGE_PAGE + 5]  # one row of a table
-        pages = MappedPages(path, data)
-        assert pages.small_ranges() == [3, 4]
-        assert 2 * HUGE_PAGE < pages.used_bytes()[0] < 3 * HUGE_PAGE
-        pages.close()
-
-
 def test_what_was_just_written(on_disk: tuple[GGUFFile, bytes]) -> None:
     path = on_disk[0].paths[0]
     path.unlink()
@@ -168,22 +72,6 @@ def test_what_was_just_written(on_disk: tuple[GGUFFile, bytes]) -> None:
     with open(path, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     assert path.read_bytes() == whole  # the disk has it
-
-
-def test_many_pieces(on_disk: tuple[GGUFFile, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped_pages, "_REGIONS", 2)  # that one question to the kernel gives
-    path = on_disk[0].paths[0]
-    with open_gguf(path) as gguf:
-        _, data = gguf.maps[0]
-        data[2 * HUGE_PAGE : 3 * HUGE_PAGE].max()
-        data[4 * HUGE_PAGE :: 1 << 18].max()
-        with open("/proc/self/pagemap", "rb") as file:  # 8 bytes a page, the top bit says that it is in memory
-            file.seek(data.ctypes.data // 4096 * 8)
-            present = file.read(RANGES * HUGE_PAGE // 4096 * 8)[7::8]
-        pages = MappedPages(path, data)
-        assert pages.used_bytes() == (4096 * sum(flags >> 7 for flags in present), 0)
-        assert pages.small_ranges() == [2]
-        pages.close()
 
 
 def test_readers_never_notice(on_disk: tuple[GGUFFile, bytes]) -> None:
@@ -363,36 +251,6 @@ def test_a_file_that_was_cut_off(on_disk: tuple[GGUFFile, bytes]) -> None:
     all_of_it.settle()
     assert data[: 4 * HUGE_PAGE].tobytes() == whole[: 4 * HUGE_PAGE]
     all_of_it.close()
-
-
-def test_pages_that_cannot_be_dropped_are_copied_together(in_memory: tuple[GGUFFile, bytes]) -> None:
-    gguf, whole = in_memory
-    if not collapses(gguf):
-        pytest.skip("this kernel has no MADV_COLLAPSE for tmpfs")
-    path, data = gguf.maps[0]
-    pages = opened(gguf)
-    pages.settle()
-    assert in_huge_pages(path) == RANGES * HUGE_PAGE
-    assert data.tobytes() == whole
-    pages.close()
-
-
-def test_older_kernels_can_only_copy(
-    in_memory: tuple[GGUFFile, bytes], on_disk: tuple[GGUFFile, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copies = [collapses(gguf) for gguf, _ in (in_memory, on_disk)]
-    monkeypatch.setattr(mapped_pages, "_PAGEMAP_SCAN", 0)  # Linux before 6.7
-    for (gguf, whole), can_copy in zip((in_memory, on_disk), copies, strict=True):
-        path, data = gguf.maps[0]
-        pages = opened(gguf)
-        pages.settle()
-        pages.settle()
-        assert in_huge_pages(path) == (RANGES * HUGE_PAGE if can_copy else 0)
-        if data.ctypes.data % HUGE_PAGE == 0:
-            assert pages.share() == pytest.approx(in_huge_pages(path) / (-(-len(whole) // 4096) * 4096))
-            assert sum(pages._tried.values()) == (RANGES if can_copy else huge_pages._MOST_FAILURES)
-        assert data.tobytes() == whole
-        pages.close()
 
 
 @pytest.mark.real
