@@ -106,14 +106,18 @@ class HugePages:
         """False where a request came in between. OSError means that the file, or its part, cannot be read again."""
         with self._turn:
             for file in self._files:
+                made = 0
                 try:
                     for i in self._small_ranges(file):
                         if while_idle and not self._idle():
                             return False
-                        self._make_huge(file, i)
+                        made += self._make_huge(file, i)
                 except OSError as error:
                     log.debug("%s: left in small pages: %s", file.path, error)
                     self._failures = _MOST_FAILURES
+                finally:
+                    if made:
+                        log.debug("%s: %d MB are in huge pages now that were in small ones", file.path, 2 * made)
         return True
 
     def _small_ranges(self, file: MappedPages) -> Iterator[int]:
@@ -126,7 +130,7 @@ class HugePages:
                 return
             yield i
 
-    def _make_huge(self, file: MappedPages, i: int) -> None:
+    def _make_huge(self, file: MappedPages, i: int) -> bool:
         self._tried[file.path, i] += 1
         file.write_back(i)
         started = time.perf_counter()
@@ -134,3 +138,4 @@ class HugePages:
         self._failures = 0 if huge and time.perf_counter() - started < _SLOW_S else self._failures + 1
         if self._failures == _MOST_FAILURES:
             log.debug("%s: the rest is left in small pages", file.path)
+        return huge
