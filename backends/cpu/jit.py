@@ -227,11 +227,13 @@ class Library:
         """As `address`; 0 when kernels run as plain Python."""
         return 0 if jit_disabled() else self.address(item)
 
-    def function(self, item: Kernel) -> Callable[[int, int, int, int], None]:
-        """The compiled kernel as a Python callable (ctypes; drops the GIL), or the plain one when JIT is disabled."""
+    def function(self, item: Kernel, keep_gil: bool = False) -> Callable[[int, int, int, int], None]:
+        """The compiled kernel as a Python callable (ctypes; drops the GIL unless it is to keep it: for what is shorter
+        than another thread's turn), or the plain one when JIT is disabled."""
         if jit_disabled():
             return item
-        function: Any = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(self.address(item))
+        kind = ctypes.PYFUNCTYPE if keep_gil else ctypes.CFUNCTYPE
+        function: Any = kind(None, *[ctypes.c_int64] * 4)(self.address(item))
         function.library = self  # The code lives as long as the engine that holds it.
         result: Callable[[int, int, int, int], None] = function
         return result

@@ -212,10 +212,12 @@ def slots_of(tape: Tape, group: int) -> npt.NDArray[np.int64]:
     """Per token, block * BLOCK_SIZE + offset in the block; filled before every run, shared by a group's layers."""
     key = ("slots", group)
     if key not in tape.shared:
-        slots = np.zeros(tape.n_tokens, np.int64)
+        slots, every = np.zeros(tape.n_tokens, np.int64), np.arange(tape.shape.n_seqs)
 
         def fill(batch: Batch) -> None:
-            sequence = np.repeat(np.arange(batch.n_seqs), np.diff(batch.seq_starts))
+            sequence = every[: batch.n_seqs]
+            if not tape.shape.decode:
+                sequence = np.repeat(sequence, np.diff(batch.seq_starts))
             blocks = batch.block_tables[group][sequence, batch.positions // BLOCK_SIZE]
             slots[: batch.n_tokens] = blocks.astype(np.int64) * BLOCK_SIZE + batch.positions % BLOCK_SIZE
 

@@ -186,6 +186,8 @@ class Tape:
         self._output: npt.NDArray[np.float32] = np.zeros(0, np.float32)
         self._output_rows = 0
         self.rows: npt.NDArray[np.int64] = np.zeros((0, ROW), np.int64)
+        self.address = 0
+        """Where the rows of the ops start."""
         tokens, seqs = shape.n_tokens, shape.n_seqs
         sizes = (tokens, tokens, seqs + 1, seqs, shape.n_out, tokens)
         tables = tuple(np.zeros((seqs, width), np.int32) for width in shape.widths)
@@ -309,6 +311,7 @@ class Tape:
         weakref.finalize(self, self._arena.give_back_rows, table).atexit = False
         table[:, COUNTER] = 0  # before the other fields, see `run_ops`
         self.rows = table[: len(self._ops)]
+        self.address = int(table.ctypes.data)
         heads = [
             (addresses[op.kernel], op.units, op.step, op.barrier, base + 8 * op.args, len(op.followers))
             for op in self._ops

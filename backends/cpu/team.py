@@ -192,6 +192,7 @@ class Team:
         self._memory = np.zeros(THREADS + n_threads * PER_THREAD + ALIGN, np.uint8)
         start = -self._memory.ctypes.data % ALIGN
         self._state = self._memory[start : start + THREADS + n_threads * PER_THREAD].view(np.int64)
+        self._address = int(self._state.ctypes.data)
         self._scratch: list[np.ndarray[Any, Any]] = []
         self._wake = [threading.Semaphore(0) for _ in range(n_threads)]
         self._workers: list[threading.Thread] = []
@@ -199,7 +200,8 @@ class Team:
         self._generation = 0
         if not jit_disabled():
             library.load(KERNELS)
-            self._publish, self._lead, self._work = (library.function(k) for k in KERNELS)
+            self._publish = library.function(team_publish, keep_gil=True)
+            self._lead, self._work = library.function(team_lead), library.function(team_work)
             yield_ = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
             self._state[YIELD // 8], self._state[MEMBERS // 8] = yield_ or 0, n_threads
             self._start()  # now, so that a system without threads says so before anything is computed
@@ -215,14 +217,14 @@ class Team:
             tape.load(batch, self._generation)
             self._reserve(tape.scratch)
             self._start()
-            state = self._state
-            state[ROWS // 8], state[N_OPS // 8] = tape.rows.ctypes.data, len(tape.rows)
+            state, address = self._state, self._address
+            state[ROWS // 8], state[N_OPS // 8] = tape.address, len(tape.rows)
             if self.n_threads > 1:
-                self._publish(state.ctypes.data, self._generation, 0, 0)
+                self._publish(address, self._generation, 0, 0)
                 for i in range(1, self.n_threads):
                     if state[(THREADS + i * PER_THREAD + ASLEEP) // 8]:
                         self._wake[i].release()
-            self._lead(state.ctypes.data, self._generation, 0, 0)
+            self._lead(address, self._generation, 0, 0)
 
     def close(self) -> None:
         """End the workers. Idempotent; the team starts again when it is used again."""
@@ -266,5 +268,5 @@ class Team:
         wake, asleep = self._wake[member], (THREADS + member * PER_THREAD + ASLEEP) // 8
         while not self._closing:
             self._state[asleep] = 0
-            self._work(self._state.ctypes.data, member, self.n_threads, 0)
+            self._work(self._address, member, self.n_threads, 0)
             wake.acquire()

@@ -80,9 +80,10 @@ class ModelRunner:
             items = [i for i in schedule.items if (i.request.task is Task.HIDDEN) == hidden]
             if items:
                 rows = self.backend.execute(function, build_batch(items, len(self._groups)))
-                ends = np.cumsum([item.num_output_rows for item in items])
-                parts = np.split(rows, ends[:-1])
-                results.update((id(item), part) for item, part in zip(items, parts, strict=True))
+                first = 0
+                for item in items:
+                    results[id(item)] = rows[first : first + item.num_output_rows]
+                    first += item.num_output_rows
         return [results[id(item)] for item in schedule.items]
 
     def copy_block(self, group: int, source: int, target: int) -> None:

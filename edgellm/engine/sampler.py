@@ -74,14 +74,15 @@ class Sampler:
         """The next token for raw logits (vocab,); does not advance. RequestError for NaN or +inf, or nothing left."""
         if self.greedy:
             ids, adjusted = self._adjusted(logits)
-            best = int(np.argmax(_checked(adjusted)))
+            best = int(np.argmax(adjusted))  # of a NaN, if there is one
+            _check(float(adjusted[best]))
             return best if ids is None else int(ids[best])
         return self.draw(self.distribution(logits))
 
     def distribution(self, logits: Floats) -> Distribution:
         """What `sample` draws from; one point when greedy."""
         ids, adjusted = self._adjusted(logits)
-        _checked(adjusted)
+        _check(float(adjusted.max()))
         if self.greedy:
             found = Distribution(np.array([np.argmax(adjusted)]), np.ones(1))
         else:
@@ -211,13 +212,12 @@ def _pick(distribution: Distribution, number: float) -> tuple[int, float]:
     return int(distribution.ids[at]), float(distribution.probs[at])
 
 
-def _checked(logits: Floats) -> Floats:
-    top = float(logits.max())
+def _check(top: float) -> None:
+    """Refuse logits whose largest is `top`."""
     if math.isnan(top) or top == math.inf:
         raise RequestError("the model's logits are not numbers (NaN or infinite); the answer ends here")
     if top == -math.inf:
         raise RequestError("no token is left to choose from: every logit is -inf")
-    return logits
 
 
 def _softmax(logits: Floats) -> npt.NDArray[np.float64]:
