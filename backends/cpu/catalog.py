@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgellm.backends.cpu import bandwidth, elementwise, experts, kv, matmul, matmul_float, quantise, rope, team
+from edgellm.backends.cpu import bandwidth, elementwise, embed, experts, kv, matmul, matmul_float, quantise, rope, team
 from edgellm.backends.cpu.attention import attention_combine
 from edgellm.backends.cpu.attention_record import attention_kernels
 from edgellm.backends.cpu.jit import Kernel
@@ -33,6 +33,7 @@ def all_kernels(kv_type: str = "f16") -> Iterator[Kernel]:
     yield from elementwise.NORMS.values()
     yield from (elementwise.add_scaled, elementwise.take_rows, *elementwise.SCALES.values())
     yield from elementwise.ACTIVATIONS.values()
+    yield from embed.KERNELS.values()
     yield from rope.ROTATIONS.values()
     yield kv.STORES[kv_type]
     yield attention_combine
