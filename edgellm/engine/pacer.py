@@ -6,6 +6,7 @@ deep ones dearer, by how much depends on the model, its windows and the machine.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from edgellm.engine.request import Request
 
 __all__ = ["GRACE", "SIZES", "Budget", "Pacer"]
 
-STRETCH = 3.2
+STRETCH = 3.4
 """A step with prompt tokens may take this many plain decode steps; what is promised is 4 at the 99th percentile. Less
 would not make late steps rarer: prompts take longer then, and the answers grow and get dearer meanwhile."""
 
@@ -24,7 +25,7 @@ LEAST = 0.5
 """Decode steps that prompt tokens may take at least, should decoding have become dearer meanwhile."""
 
 SHORT = 0.2
-"""Prompts sit a step out if something else (new memory) has taken more than this part of a decode step already."""
+"""Prompts may sit a step out if something else (new memory) has taken more than this part of a decode step already."""
 
 GRACE = 4
 """Answers with no more tokens than this have only just begun: they wait for prompts that came with them."""
@@ -53,8 +54,10 @@ class Budget:
 
     tokens: int
     seconds: float = inf
-    cost: Callable[[int], float] = lambda depth: 0.0
+    cost: Callable[[float], float] = lambda depth: 0.0
     """Seconds of a prompt token with so many before it."""
+    least: int = SIZES[0]
+    """Tokens of a chunk for which the seconds do not suffice."""
 
     def take(self, request: Request) -> int:
         """How many of a request's prompt tokens go into this step."""
@@ -66,13 +69,16 @@ class Budget:
 
     def chunk(self, depth: int, wanted: int) -> int:
         """How many of `wanted` prompt tokens with `depth` others before them go into this step."""
-        n, cost = min(wanted, self.tokens), self.cost(depth)
-        if _weight(n) * cost > self.seconds:  # something always advances
-            n = min(n, max((size for size in SIZES if _weight(size) * cost <= self.seconds), default=SIZES[0]))
+        n = min(wanted, self.tokens)
+        if self._seconds(n, depth) > self.seconds:
+            n = min(n, max((size for size in SIZES if self._seconds(size, depth) <= self.seconds), default=self.least))
             self.tokens = n  # what is left is too little for another prompt
         self.tokens -= n
-        self.seconds -= _weight(n) * cost
+        self.seconds -= self._seconds(n, depth)
         return n
+
+    def _seconds(self, n: int, depth: int) -> float:
+        return _weight(n) * self.cost(depth + n / 2) if n else 0.0
 
 
 class Pacer:
@@ -87,8 +93,10 @@ class Pacer:
         self._sits_out = False
         self.spent = 0.0
         """Seconds that the next step has taken already, for something else."""
-        self._costs: dict[int, deque[float]] = {}
-        """Recent seconds of a prompt token, by depth in SPANs."""
+        self._costs: dict[int, deque[tuple[float, float]]] = {}
+        """Depth and seconds of recent prompt tokens, by depth in SPANs."""
+        self._line: list[tuple[float, float]] = []
+        """Typical depth and seconds in each span, in order."""
         self._asked = 0
 
     def budget(self, num_settled: int) -> Budget:
@@ -107,7 +115,7 @@ class Pacer:
         left = STRETCH * median(self._decode_s) - now - self.spent
         if self.spent > SHORT * now:
             self._sits_out = True
-            return Budget(0)
+            return Budget(self._most, left, self.cost, least=0)
         return Budget(self._most, max(left, LEAST * now), self.cost)
 
     def observe(self, seconds: float, num_prefill: int, depth: int, num_settled: int) -> None:
@@ -119,18 +127,31 @@ class Pacer:
         elif num_settled and self._decode_s:
             if num_prefill >= self._most and seconds <= STRETCH * median(self._decode_s):
                 self._most = min(2 * self._most, self.max_tokens)
-            span = depth // SPAN
-            if span not in self._costs:  # what is expected counts as one measurement
-                self._costs[span] = deque([self.cost(depth)] if self._costs else (), maxlen=5)
-            self._costs[span].append(max(0.0, seconds - self._decode_now()) / _weight(num_prefill))
+            beyond = seconds - self._decode_now()
+            if beyond > 0:
+                self._learn(depth + num_prefill / 2, beyond / _weight(num_prefill))
+            else:  # decoding was disturbed when it was measured
+                self._asked = REMEMBER_EVERY
 
-    def cost(self, depth: int) -> float:
-        """Seconds of a prompt token: the median of recent steps at this depth or the nearest that is known."""
-        if not self._costs:
-            return 0.0
-        span = depth // SPAN
-        return median(self._costs[min(self._costs, key=lambda known: abs(known - span))])
+    def cost(self, depth: float) -> float:
+        """Seconds of a prompt token, on the line through what is typical in each span; beyond its ends not less."""
+        if len(self._line) < 2 or depth <= self._line[0][0]:
+            return self._line[0][1] if self._line else 0.0
+        at = min(bisect(self._line, (depth, 0.0)), len(self._line) - 1)
+        (x0, y0), (x1, y1) = self._line[at - 1 : at + 1]
+        y = y0 + (y1 - y0) * (depth - x0) / (x1 - x0)
+        return max(y, y1) if depth > x1 else y
+
+    def _learn(self, depth: float, seconds: float) -> None:
+        span = int(depth) // SPAN
+        if span not in self._costs and self._line:  # it has no others yet that would outvote a disturbed one
+            seconds = min(seconds, 2 * self.cost(depth))
+        self._costs.setdefault(span, deque(maxlen=5)).append((depth, seconds))
+        self._line = [
+            (median(depth for depth, _ in costs), median(seconds for _, seconds in costs))
+            for _, costs in sorted(self._costs.items())
+        ]
 
     def _decode_now(self) -> float:
-        """Seconds of decoding alone, lately."""
-        return median(self._recent)
+        """Seconds of decoding alone, lately. What disturbs a step makes it slower, so a quick one counts at once."""
+        return min(median(self._recent), self._recent[-1])
