@@ -73,8 +73,10 @@ class Sampler:
     def sample(self, logits: Floats) -> int:
         """The next token for raw logits (vocab,); does not advance. RequestError for NaN or +inf, or nothing left."""
         if self.greedy:
+            if (likeliest := self._unless_biased(logits)) is not None:
+                return likeliest
             ids, adjusted = self._adjusted(logits)
-            best = int(np.argmax(adjusted))  # of a NaN, if there is one
+            best = int(np.argmax(adjusted))
             _check(float(adjusted[best]))
             return best if ids is None else int(ids[best])
         return self.draw(self.distribution(logits))
@@ -133,6 +135,18 @@ class Sampler:
             self.mu -= self.params.mirostat_eta * (surprise - self.params.mirostat_tau)
         self._history.append(token_id)
         return self.grammar.accept(token_id) if self.grammar else False
+
+    def _unless_biased(self, logits: Floats) -> int | None:
+        """The likeliest token where nothing but a bias against others could change which it is: none is added up, so the
+        row need not be copied. None where that is not so."""
+        bias = self.params.logit_bias or {}
+        if self._penalised or self.grammar or any(by > 0 or not 0 <= i < len(logits) for i, by in bias.items()):
+            return None
+        best = int(np.argmax(logits))  # of a NaN, if there is one
+        if best in bias:
+            return None
+        _check(float(logits[best]))
+        return best
 
     def _adjusted(self, logits: Floats) -> tuple[Ids | None, Floats]:
         """Logits after bias, penalties and grammar; the caller's row is left alone. Where the grammar leaves few
