@@ -197,6 +197,20 @@ def test_log_softmax_survives_large_logits() -> None:
     assert log_softmax_at(row, np.array([0, 1]))[1] == pytest.approx(-1.3132617, abs=1e-3)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_greedy_choice_under_a_bias_is_the_largest_sum(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    logits = rng.integers(-3, 4, 40).astype(np.float32)  # many ties
+    for signs in ([-1.0], [-1.0, 1.0], [-np.inf]):
+        ids = rng.choice(40, 12, replace=False)
+        bias = {int(i): float(rng.choice(signs) * (2 if np.isfinite(signs[0]) else 1)) for i in ids}
+        total = logits.copy()
+        total[list(bias)] += np.array(list(bias.values()), np.float32)
+        given = logits.copy()
+        assert Sampler(SamplingParams(temperature=0, logit_bias=bias)).sample(given) == int(np.argmax(total))
+        assert (given == logits).all()
+
+
 def test_logit_bias_and_its_limits() -> None:
     with scripted_llm("aaaa") as llm:
         [done] = llm.generate(
