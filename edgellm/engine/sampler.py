@@ -137,8 +137,8 @@ class Sampler:
         return self.grammar.accept(token_id) if self.grammar else False
 
     def _unless_biased(self, logits: Floats) -> int | None:
-        """The likeliest token where nothing but a bias against others could change which it is: none is added up, so the
-        row need not be copied. None where that is not so."""
+        """The likeliest token where nothing but a bias against others could change which it is: no row is copied to add
+        it. None where that is not so."""
         bias = self.params.logit_bias or {}
         if self._penalised or self.grammar or any(by > 0 or not 0 <= i < len(logits) for i, by in bias.items()):
             return None
