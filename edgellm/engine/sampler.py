@@ -69,6 +69,10 @@ class Sampler:
         self._penalised = params.repeat_last_n != 0 and (
             params.repeat_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         )
+        bias = params.logit_bias or {}
+        only_less = not self._penalised and not self.grammar and all(by <= 0 for by in bias.values())
+        self._disliked = frozenset(bias) if only_less else None
+        """Tokens with a bias against them, where nothing else changes logits; None where something does."""
 
     def sample(self, logits: Floats) -> int:
         """The next token for raw logits (vocab,); does not advance. RequestError for NaN or +inf, or nothing left."""
@@ -139,11 +143,11 @@ class Sampler:
     def _unless_biased(self, logits: Floats) -> int | None:
         """The likeliest token where nothing but a bias against others could change which it is: no row is copied to add
         it. None where that is not so."""
-        bias = self.params.logit_bias or {}
-        if self._penalised or self.grammar or any(by > 0 or not 0 <= i < len(logits) for i, by in bias.items()):
+        disliked = self._disliked
+        if disliked is None or not all(0 <= i < len(logits) for i in disliked):  # `_adjusted` refuses unknown ids
             return None
         best = int(np.argmax(logits))  # of a NaN, if there is one
-        if best in bias:
+        if best in disliked:
             return None
         _check(float(logits[best]))
         return best
