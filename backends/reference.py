@@ -255,6 +255,7 @@ _ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "relu": lambda x: np.maximum(x, np.float32(0)),
+    "relu2": lambda x: np.square(np.maximum(x, np.float32(0))),
     "tanh": np.tanh,
 }
 

@@ -67,7 +67,8 @@ class LayerNorm:
 class Attention:
     """Grouped-query attention over the paged cache, with rotary embedding and norms on q and k where given.
 
-    `qk_norm` with `qk_norm_over`: "head" (one weight for all heads), "heads" (a row per head), "row" (whole q and k).
+    `qk_norm` with `qk_norm_over`: "head" (one weight for all heads), "heads" (a row per head), "row" (whole q and k);
+    `rope_first`: heads are normed behind the rotation, not before it.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Attention:
         rope: RopeSpec | None,
         qk_norm: type[RMSNorm] | type[LayerNorm] | None = None,
         qk_norm_over: str = "head",
+        rope_first: bool = False,
     ):
         self.b, self.rope = t.backend, rope
         self.n_heads, self.n_kv_heads, self.k_dim, self.v_dim = c.n_heads, c.n_kv_heads, c.k_dim, c.v_dim
@@ -89,7 +91,7 @@ class Attention:
             self.attn_k = Linear(t, "attn_k", n_k, c.dim)
             self.attn_v = Linear(t, "attn_v", n_v, c.dim)
         self.attn_output = Linear(t, "attn_output", c.dim, c.n_heads * c.v_dim)
-        self.norm_over = qk_norm_over if qk_norm else ""
+        self.norm_over, self.rope_first = qk_norm_over if qk_norm else "", rope_first
         if qk_norm:
             q_shape = {"head": (c.k_dim,), "heads": (c.n_heads, c.k_dim), "row": (n_q,)}[qk_norm_over]
             k_shape = {"head": (c.k_dim,), "heads": (c.n_kv_heads, c.k_dim), "row": (n_k,)}[qk_norm_over]
@@ -112,10 +114,13 @@ class Attention:
         q = q.reshape(n, self.n_heads, self.k_dim)
         k = k.reshape(n, self.n_kv_heads, self.k_dim)
         v = v.reshape(n, self.n_kv_heads, self.v_dim)
-        if self.norm_over in ("head", "heads"):
+        normed = self.norm_over in ("head", "heads")
+        if normed and not self.rope_first:
             q, k = self.attn_q_norm(q), self.attn_k_norm(k)
         if self.rope is not None:
             q, k = self.b.rope(q, batch, self.rope), self.b.rope(k, batch, self.rope)
+        if normed and self.rope_first:
+            q, k = self.attn_q_norm(q), self.attn_k_norm(k)
         self.b.store_kv(kv, k, v, batch)
         out = self.b.attention(q, kv, batch, self.spec)
         return self.attn_output(out.reshape(n, self.n_heads * self.v_dim))

@@ -33,11 +33,12 @@ NEUTRAL: dict[str, tuple[float, ...]] = {
     "moe_every_n_layers": (0,),
     "nextn_predict_layers": (0,),
     "rope.dimension_count_swa": (),
+    "rope.scaling.alpha": (0,),
     "router_logit_softcapping": (0,),
     "ssm.state_size": (0,),
 }
 """Keys of other architectures that change what is computed, with the values that change nothing: with another value a
-file is a variant that no class here runs."""
+file is a variant that only a class runs which names the key."""
 
 
 class Metadata:
@@ -141,12 +142,15 @@ def _rope_config(meta: Metadata, k_dim: int, context_length: int, adjacent: bool
     )
 
 
-def base_config(meta: Metadata, *, adjacent: bool, layer_norm: bool = False, **constants: Any) -> ModelConfig:
-    """What all architectures share, under the keys they share. `constants`: fields the architecture sets itself.
+def base_config(
+    meta: Metadata, *, adjacent: bool, layer_norm: bool = False, computes: tuple[str, ...] = (), **constants: Any
+) -> ModelConfig:
+    """What all architectures share, under the keys they share. `constants`: fields the architecture sets itself;
+    `computes`: keys of `NEUTRAL` that it reads.
 
     Raises UnsupportedModel naming the key that is missing, out of range or of a wrong type.
     """
-    refuse_variants(meta)
+    refuse_variants(meta, computes)
     dim = meta.integer("embedding_length", low=1)
     n_heads = meta.integer("attention.head_count", low=1)
     n_kv_heads = meta.integer("attention.head_count_kv", n_heads, low=1, high=n_heads)
@@ -185,10 +189,10 @@ def base_config(meta: Metadata, *, adjacent: bool, layer_norm: bool = False, **c
     return ModelConfig(**{**values, **constants})
 
 
-def refuse_variants(meta: Metadata) -> None:
-    """Raises UnsupportedModel naming the first key that asks for something no class here computes."""
+def refuse_variants(meta: Metadata, computes: tuple[str, ...] = ()) -> None:
+    """Raises UnsupportedModel naming the first key that asks for something the class does not compute."""
     for key, neutral in NEUTRAL.items():
-        if meta.has(key) and meta.number(key) not in neutral:
+        if key not in computes and meta.has(key) and meta.number(key) not in neutral:
             raise UnsupportedModel(
                 f"{meta.arch}.{key} = {meta.number(key):g}: a variant of {meta.arch} that is not supported"
             )

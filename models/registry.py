@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["SUPPORTED", "config_from_metadata", "load_model", "model_class"]
 
 _CLASSES = {
+    "arcee": "arcee.Arcee",
     "bert": "bert.Bert",
     "cohere2": "cohere2.Cohere2",
     "command-r": "command_r.CommandR",
@@ -31,8 +32,12 @@ _CLASSES = {
     "gpt-oss": "gpt_oss.GptOss",
     "granite": "granite.Granite",
     "granitemoe": "granitemoe.GraniteMoE",
+    "hunyuan-dense": "hunyuan.Hunyuan",
+    "hunyuan_vl": "hunyuan.Hunyuan",
     "llama": "llama.Llama",
+    "minicpm": "minicpm.MiniCPM",
     "mistral3": "mistral3.Mistral3",
+    "nemotron": "nemotron.Nemotron",
     "nomic-bert": "nomic_bert.NomicBert",
     "olmo2": "olmo2.Olmo2",
     "olmoe": "olmoe.OLMoE",
@@ -45,6 +50,7 @@ _CLASSES = {
     "qwen3moe": "qwen3moe.Qwen3MoE",
     "qwen3vl": "qwen3.Qwen3",
     "qwen3vlmoe": "qwen3moe.Qwen3MoE",
+    "seed_oss": "seed_oss.SeedOss",
     "smollm3": "smollm3.SmolLM3",
     "stablelm": "stablelm.StableLM",
     "starcoder2": "starcoder2.StarCoder2",

@@ -139,6 +139,12 @@ def _relu(x: Vector, up: Vector) -> Vector:
 
 
 @inline
+def _relu2(x: Vector, up: Vector) -> Vector:
+    positive = maximum(x, splat_f32x8(ZERO))
+    return mul(mul(positive, positive), up)
+
+
+@inline
 def _tanh(x: Vector, up: Vector) -> Vector:
     return mul(tanh8(x), up)
 
@@ -155,6 +161,7 @@ FUNCTIONS = {
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "relu": _relu,
+    "relu2": _relu2,
     "tanh": _tanh,
     "swiglu_oai": _swiglu_oai,
 }

@@ -166,6 +166,12 @@ def _relu(x):
 
 
 @cuda.jit(device=True)
+def _relu2(x):
+    positive = max(x, f32(0.0))
+    return positive * positive
+
+
+@cuda.jit(device=True)
 def _tanh(x):
     return math.tanh(x)
 
@@ -181,6 +187,7 @@ ACTIVATIONS = {
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "relu": _relu,
+    "relu2": _relu2,
     "tanh": _tanh,
     "swiglu_oai": _swiglu_oai,
 }

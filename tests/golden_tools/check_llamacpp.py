@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import xllamacpp
 
-from tests.golden_tools.cases import CASES, CONTEXT
+from tests.golden_tools.cases import CASES
+from tests.golden_tools.rules import CONTEXT
 
 
 def start(path: Path, **settings: Any) -> xllamacpp.Server:

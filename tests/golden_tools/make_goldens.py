@@ -20,13 +20,15 @@ import numpy as np
 import torch
 import transformers
 
-from tests.golden_tools.cases import CASES, COMMON, CONTEXT, VOCAB, Case
+from tests.golden_tools.cases import CASES
+from tests.golden_tools.rules import COMMON, CONTEXT, VOCAB, Case
 from tests.support.bpe import MERGES, byte_tokens
 
 SEED = 0
 LENGTHS = (1, 11, 40)
 N_GREEDY = 24
 CONTROL = ("<|endoftext|>",)
+EPSILONS = ("layer_norm_eps", "norm_epsilon", "norm_eps")
 
 
 def random_weights(model: torch.nn.Module, case: Case) -> None:
@@ -148,7 +150,7 @@ def metadata(model: Any, case: Case) -> dict[str, Any]:
     eps = getattr(c, "rms_norm_eps", None)
     norm = {"attention.layer_norm_rms_epsilon": eps}
     if eps is None:
-        norm = {"attention.layer_norm_epsilon": getattr(c, "layer_norm_eps", None) or c.norm_epsilon}
+        norm = {"attention.layer_norm_epsilon": next(getattr(c, k) for k in EPSILONS if hasattr(c, k))}
     keys = {
         "block_count": c.num_hidden_layers,
         "context_length": CONTEXT,

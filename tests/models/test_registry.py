@@ -116,6 +116,9 @@ def test_constants_that_a_file_may_leave_to_its_architecture() -> None:
     assert config_from_metadata(as_arch("gemma3")).windows == ()
     assert config_from_metadata(as_arch("exaone4", block_count=64)).windows[:5] == (4096, 4096, 4096, 0, 4096)
     assert config_from_metadata(as_arch("exaone4")).windows == ()
+    first = config_from_metadata(as_arch("minicpm"))
+    assert (first.embedding_scale, first.residual_scale) == (12.0, 1.4 / 2**0.5)
+    assert first.logit_scale == 256 / 64
     moe = as_arch("qwen2moe", expert_count=8, expert_used_count=4)
     assert config_from_metadata(moe).expert_ffn_dim == 96 // 4
 
@@ -127,6 +130,14 @@ def test_windowed_layers_rotate_with_their_own_base() -> None:
         assert config_from_metadata(as_arch(arch, **keys)).rope_local is None
         local = config_from_metadata(as_arch(arch, **keys, rope__freq_base_swa=500.0)).rope_local
         assert local is not None and (local.base, local.factor) == (500.0, 2.0)
+
+
+def test_hunyuan_s_base_is_in_the_file_or_stretched_by_alpha() -> None:
+    assert config_from_metadata(as_arch("hunyuan-dense", rope__freq_base=1e7)).rope.base == 1e7
+    stretched = config_from_metadata(as_arch("hunyuan_vl", rope__scaling__alpha=1000.0)).rope.base
+    assert stretched == pytest.approx(10000 * 1000 ** (16 / 14))
+    with pytest.raises(UnsupportedModel, match=r"llama\.rope\.scaling\.alpha = 2"):
+        config_from_metadata({**LLAMA, "llama.rope.scaling.alpha": 2.0})
 
 
 def test_layers_that_do_not_rotate_and_pairing_of_the_vision_model() -> None:
