@@ -72,6 +72,16 @@ class ModelConfig:
     n_experts: int = 0
     n_experts_used: int = 0
     expert_ffn_dim: int = 0
+    expert_scoring: str = "softmax"
+    """How a router scores, as in `backends.base.RouteSpec`; so the next two."""
+    expert_normalise: bool = True
+    expert_scale: float = 1.0
+    shared_ffn_dim: int = 0
+    """Width of the expert that every token takes; 0: there is none."""
+    dense_layers: int = 0
+    """First layers that have an MLP where the others have experts."""
+    skipped_layers: int = 0
+    """Layers behind the last one that guess further tokens (MTP): in the file, never run."""
     causal: bool = True
     pooling: str = ""
     """"", "mean", "cls" or "last": how embeddings are pooled where the file says so."""
@@ -90,6 +100,10 @@ class ModelConfig:
         """Which rotary table a request uses that may grow to `total_len` tokens (prompt + max_tokens): LongRoPE has a
         short (0) and a long (1) one. Chosen once per request, for `Batch.rope_variants`, and part of a prefix's key."""
         return int(self.rope.scaling == "longrope" and total_len > self.rope.original_context > 0)
+
+    def skips(self, tensor: str) -> bool:
+        """Whether a tensor of the file belongs to a layer that is never run."""
+        return tensor.startswith(tuple(f"blk.{self.n_layers + i}." for i in range(self.skipped_layers)))
 
     def group_of(self, layer: int) -> int:
         """Index into `cache_groups` of a layer."""

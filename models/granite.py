@@ -53,7 +53,7 @@ def granite_config(meta: Metadata) -> ModelConfig:
         residual_scale=meta.number("residual_scale", 1.0),
         attn_scale=meta.number("attention.scale", 0.0, low=0),
         logit_scale=1 / (meta.number("logit_scale", 1.0, low=0) or 1.0),
-        extra={"shared_ffn_dim": float(meta.integer("expert_shared_feed_forward_length", 0))},
+        shared_ffn_dim=meta.integer("expert_shared_feed_forward_length", 0),
     )
     rotates = meta.flag("rope.scaling.finetuned", True)  # how a file says that no layer rotates
     return replace(c, rope_layers=() if rotates else (False,) * c.n_layers)

@@ -23,8 +23,7 @@ class Block:
         self.attn = Attention(t, c, layer, rope)
         self.ffn_norm = RMSNorm(t, "ffn_norm", c.norm_eps, c.dim)
         self.ffn = MoE(t, c, RouteSpec(c.n_experts_used, "softmax_topk", normalise=False))
-        shared = int(c.extra["shared_ffn_dim"])
-        self.ffn_shexp = MLP(t, c.dim, shared, "silu", suffix="_shexp") if shared else None
+        self.ffn_shexp = MLP(t, c.dim, c.shared_ffn_dim, "silu", suffix="_shexp") if c.shared_ffn_dim else None
 
     def attend(self, x: Array, batch: Batch, kv: KVPages) -> Array:
         return self.b.add(x, self.attn(self.attn_norm(x), batch, kv), self.residual_scale)

@@ -31,7 +31,6 @@ NEUTRAL: dict[str, tuple[float, ...]] = {
     "interleave_moe_layer_step": (0, 1),
     "leading_dense_block_count": (0,),
     "moe_every_n_layers": (0,),
-    "nextn_predict_layers": (0,),
     "rope.dimension_count_swa": (),
     "rope.scaling.alpha": (0,),
     "router_logit_softcapping": (0,),
@@ -167,9 +166,12 @@ def base_config(
     k_dim = meta.integer("attention.key_length", dim // n_heads, low=2)
     context_length = meta.integer("context_length", low=1, high=MAX_CONTEXT)
     eps_key = "attention.layer_norm_epsilon" if layer_norm else "attention.layer_norm_rms_epsilon"
+    n_blocks = meta.integer("block_count", low=1, high=MAX_LAYERS)
+    skipped = meta.integer("nextn_predict_layers", 0, high=n_blocks - 1)
     values: dict[str, Any] = {
         "arch": meta.arch,
-        "n_layers": meta.integer("block_count", low=1, high=MAX_LAYERS),
+        "n_layers": n_blocks - skipped,
+        "skipped_layers": skipped,
         "dim": dim,
         "n_heads": n_heads,
         "n_kv_heads": n_kv_heads,

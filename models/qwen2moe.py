@@ -24,7 +24,7 @@ class Block:
         self.attn = Attention(t, c, layer, rope)
         self.ffn_norm = RMSNorm(t, "ffn_norm", c.norm_eps, c.dim)
         self.ffn = MoE(t, c, RouteSpec(c.n_experts_used, normalise=False))
-        shared = MLP(t, c.dim, int(c.extra["shared_ffn_dim"]), "silu", suffix="_shexp")
+        shared = MLP(t, c.dim, c.shared_ffn_dim, "silu", suffix="_shexp")
         self.ffn_shexp = GatedExpert(t, "ffn_gate_inp_shexp", c.dim, shared)
 
     def attend(self, x: Array, batch: Batch, kv: KVPages) -> Array:
@@ -43,7 +43,7 @@ class Qwen2MoE(Decoder):
     @staticmethod
     def read_config(meta: Metadata) -> ModelConfig:
         shared = meta.integer("expert_shared_feed_forward_length", meta.integer("feed_forward_length", 0), low=1)
-        return expert_width(meta, base_config(meta, adjacent=False, extra={"shared_ffn_dim": shared}))
+        return expert_width(meta, base_config(meta, adjacent=False, shared_ffn_dim=shared))
 
 
 def expert_width(meta: Metadata, c: ModelConfig) -> ModelConfig:

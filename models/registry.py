@@ -23,16 +23,20 @@ _CLASSES = {
     "bert": "bert.Bert",
     "cohere2": "cohere2.Cohere2",
     "command-r": "command_r.CommandR",
+    "dots1": "dots1.Dots1",
     "ernie4_5": "ernie4_5.Ernie45",
+    "ernie4_5-moe": "ernie4_5_moe.Ernie45MoE",
     "exaone4": "exaone4.Exaone4",
     "gemma": "gemma.Gemma",
     "gemma2": "gemma2.Gemma2",
     "gemma3": "gemma3.Gemma3",
     "glm4": "glm4.Glm4",
+    "glm4moe": "glm4moe.Glm4MoE",
     "gpt-oss": "gpt_oss.GptOss",
     "granite": "granite.Granite",
     "granitemoe": "granitemoe.GraniteMoE",
     "hunyuan-dense": "hunyuan.Hunyuan",
+    "hunyuan-moe": "hunyuan.Hunyuan",
     "hunyuan_vl": "hunyuan.Hunyuan",
     "llama": "llama.Llama",
     "minicpm": "minicpm.MiniCPM",
@@ -90,7 +94,7 @@ def load_model(gguf: GGUFFile, backend: Backend) -> Model:
     config = replace(config, vocab_size=config.vocab_size or _embedding_rows(gguf.tensors))
     tensors = Tensors(gguf.tensors, backend)
     model = model_class(config.arch)(config, tensors)
-    tensors.check_all_used(config.arch)
+    tensors.check_all_used(config)
     return model
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from edgellm.backends.base import Backend, QTensor, Weight
 from edgellm.backends.dequant import dequantise
 from edgellm.errors import UnsupportedModel
+from edgellm.models.config import ModelConfig
 
 __all__ = ["Tensors"]
 
@@ -87,12 +88,12 @@ class Tensors:
         self.loaded[self.prefix + name] = None
         return dequantise(tensor.data, tensor.type).astype(np.float32).reshape(shape)
 
-    def check_all_used(self, arch: str) -> None:
+    def check_all_used(self, config: ModelConfig) -> None:
         """Raise UnsupportedModel naming the first tensor no layer took: running without it would answer wrongly."""
         for name in self.source:
-            if name not in self.loaded and name not in IGNORED:
+            if name not in self.loaded and name not in IGNORED and not config.skips(name):
                 raise UnsupportedModel(
-                    f"tensor {name} has no place in our {arch} architecture; the model is a variant of it"
+                    f"tensor {name} has no place in our {config.arch} architecture; the model is a variant of it"
                 )
 
 

@@ -62,9 +62,9 @@ class ModelFacts:
         for info in self.tensors:
             if info.name == "token_embd.weight" and not tied:
                 total += info.nbytes / max(info.shape[0], 1)
-            elif "_exps." in info.name and self.config.n_experts:
+            elif "_exps." in info.name and self.config.n_experts and not self.config.skips(info.name):
                 total += info.nbytes * self.config.n_experts_used / self.config.n_experts
-            else:
+            elif not self.config.skips(info.name):
                 total += info.nbytes
         return total
 

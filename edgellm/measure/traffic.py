@@ -23,7 +23,7 @@ def weight_read_bytes(tensors: Mapping[str, QTensor], config: ModelConfig, n_tok
         if name == "token_embd.weight":
             head = tied and n_logits > 0
             total += tensor.nbytes if head else min(tensor.nbytes, n_tokens * tensor.row_bytes)
-        elif name.startswith("output.") and not n_logits:
+        elif config.skips(name) or (name.startswith("output.") and not n_logits):
             continue
         elif "_exps." in name and config.n_experts:
             unused = (1 - config.n_experts_used / config.n_experts) ** n_tokens

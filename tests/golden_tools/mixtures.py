@@ -9,6 +9,7 @@ from tests.golden_tools.rules import (
     YARN,
     YARN_KEYS,
     Case,
+    biased_experts,
     experts,
     gpt_oss_experts,
     granite_experts,
@@ -18,7 +19,64 @@ from tests.golden_tools.rules import (
 
 __all__ = ["MIXTURES"]
 
+SIGMOID = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "norm_topk_prob": True,
+    "n_group": 1,
+    "topk_group": 1,
+    "head_dim": 16,
+}
+SIGMOID_KEYS = {
+    "expert_shared_count": 2,
+    "leading_dense_block_count": 1,
+    "expert_gating_func": 2,
+    "expert_weights_scale": 1.5,
+    "expert_weights_norm": True,
+    "expert_group_count": 1,
+}
+
 MIXTURES = [
+    Case(
+        "glm4moe",
+        "glm4moe",
+        "Glm4Moe",
+        {**SIGMOID, "use_qk_norm": True, "attention_bias": True, "partial_rotary_factor": 0.5},
+        {**moe_keys(2, 32), **SIGMOID_KEYS, "rope.dimension_count": 8},
+        rule=biased_experts,
+    ),
+    Case(
+        "dots1",
+        "dots1",
+        "Dots1",
+        {**SIGMOID, "num_key_value_heads": 4, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+        {**moe_keys(2, 32), **SIGMOID_KEYS},
+        rule=biased_experts,
+    ),
+    Case(
+        "ernie4_5-moe",
+        "ernie4_5-moe",
+        "Ernie4_5_Moe",
+        {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 2},
+        {
+            **moe_keys(2, 32, expert_shared_count=2, expert_shared_feed_forward_length=64),
+            "leading_dense_block_count": 1,
+            "interleave_moe_layer_step": 1,
+        },
+        rule=biased_experts,
+    ),
+    Case(
+        "hunyuan-moe",
+        "hunyuan-moe",
+        "HunYuanMoEV1",
+        {"num_experts": 4, "moe_topk": 2, "head_dim": 16},
+        moe_keys(2, 64, expert_shared_count=1, expert_shared_feed_forward_length=64),
+        rule=experts,
+    ),
     Case(
         "mixtral",
         "llama",

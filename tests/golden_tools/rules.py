@@ -20,6 +20,7 @@ __all__ = [
     "YARN",
     "YARN_KEYS",
     "Case",
+    "biased_experts",
     "experts",
     "gpt_oss_experts",
     "granite_experts",
@@ -86,6 +87,12 @@ def shared_expert(name: str, data: Tensor) -> dict[str, Tensor]:
         half, stem = data.shape[0] // 2, name.replace("shared_mlp.input_linear.weight", "mlp.shared_expert.")
         return {f"{stem}gate_proj.weight": data[:half], f"{stem}up_proj.weight": data[half:]}
     return granite_experts(name.replace("shared_mlp.output_linear", "mlp.shared_expert.down_proj"), data)
+
+
+def biased_experts(name: str, data: Tensor) -> dict[str, Tensor]:
+    """As `experts`; a bias of the router that moves the choice."""
+    name = name.replace("gate.moe_statics", "moe_statics").replace("e_score_correction_bias", "e_score_correction.bias")
+    return experts(name, data.reshape(-1) if name.endswith("correction.bias") else data)
 
 
 def gpt_oss_experts(name: str, data: Tensor) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from edgellm.errors import UnsupportedModel
 from edgellm.loader import open_gguf
 from edgellm.models.registry import SUPPORTED, config_from_metadata, load_model
 from edgellm.quants import GGMLType, QTensor
-from tests.support.goldens import ENCODERS
+from tests.support.goldens import DATA, ENCODERS, Golden
 from tests.support.models import Runner
 from tests.support.tiny import tiny_gguf
 
@@ -94,13 +94,30 @@ def test_equal_per_layer_values_are_one_value() -> None:
         ("attention.clamp_kqv", 8.0, 0.0),
         ("attention.kv_lora_rank", 512, 0),
         ("leading_dense_block_count", 1, 0),
-        ("nextn_predict_layers", 1, 0),
     ],
 )
 def test_what_no_class_computes_is_refused(key: str, variant: float, neutral: float) -> None:
     assert config_from_metadata({**LLAMA, f"llama.{key}": neutral}) == config_from_metadata(LLAMA)
     with pytest.raises(UnsupportedModel, match=rf"llama\.{key} = {variant:g}: a variant of llama"):
         config_from_metadata({**LLAMA, f"llama.{key}": variant})
+
+
+def test_layers_that_guess_further_tokens_are_skipped_knowingly() -> None:
+    """GLM 4.5's files count them among the blocks; without the count their tensors have no place."""
+    gguf = open_gguf(Golden("glm4moe", DATA / "goldens").path())
+    head = QTensor("", GGMLType.F32, (64, 128), np.zeros((64, 512), np.uint8))
+    tensors = {**gguf.tensors, "blk.2.nextn.eh_proj.weight": head, "blk.2.attn_norm.weight": head}
+    counted = {**gguf.metadata, "glm4moe.block_count": 3, "glm4moe.nextn_predict_layers": 1}
+    for metadata in (counted, gguf.metadata):
+        opened: Any = SimpleNamespace(metadata=metadata, tensors=tensors)
+        if metadata is counted:
+            config = load_model(opened, create("reference")).config
+            assert (config.n_layers, config.skipped_layers) == (2, 1)
+        else:
+            with pytest.raises(UnsupportedModel, match=r"blk\.2\.\S+ has no place in our glm4moe architecture"):
+                load_model(opened, create("reference"))
+    with pytest.raises(UnsupportedModel, match="nextn_predict_layers must be a whole number from 0 to 1"):
+        config_from_metadata({**LLAMA, "llama.nextn_predict_layers": 2})
 
 
 def as_arch(arch: str, **more: Any) -> dict[str, Any]:

@@ -1,0 +1,44 @@
+"""ERNIE 4.5 (mixture of experts): the dense model's attention (adjacent pairs rotate); behind leading dense layers
+softmax over all experts, chosen with a bias, the chosen weights renormalised; shared experts as one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgellm.backends.base import Array, Batch, KVPages, RopeSpec
+from edgellm.models.config import ModelConfig
+from edgellm.models.decoder import Decoder
+from edgellm.models.layers import Attention, RMSNorm
+from edgellm.models.metadata import Metadata, base_config
+from edgellm.models.mixture import MIXTURE_KEYS, feed_forward, mixture_config
+from edgellm.models.tensors import Tensors
+
+__all__ = ["Ernie45MoE"]
+
+
+class Block:
+    """norm, attend, add; norm, MLP or experts, add."""
+
+    def __init__(self, t: Tensors, c: ModelConfig, layer: int, rope: RopeSpec | None):
+        self.b = t.backend
+        self.attn_norm = RMSNorm(t, "attn_norm", c.norm_eps, c.dim)
+        self.attn = Attention(t, c, layer, rope)
+        self.ffn_norm = RMSNorm(t, "ffn_norm", c.norm_eps, c.dim)
+        self.ffn = feed_forward(t, c, layer)
+
+    def attend(self, x: Array, batch: Batch, kv: KVPages) -> Array:
+        return self.b.add(x, self.attn(self.attn_norm(x), batch, kv))
+
+    def feed(self, x: Array) -> Array:
+        return self.b.add(x, self.ffn(self.ffn_norm(x)))
+
+
+class Ernie45MoE(Decoder):
+    """Arch `ernie4_5-moe`."""
+
+    block = Block
+
+    @staticmethod
+    def read_config(meta: Metadata) -> ModelConfig:
+        c = base_config(meta, adjacent=True, computes=MIXTURE_KEYS)
+        return replace(mixture_config(meta, c, scoring="softmax"), expert_normalise=True)
