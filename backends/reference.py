@@ -256,6 +256,7 @@ _ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
     "gelu_tanh": _gelu_tanh,
     "relu": lambda x: np.maximum(x, np.float32(0)),
     "relu2": lambda x: np.square(np.maximum(x, np.float32(0))),
+    "sigmoid": _sigmoid,
     "tanh": np.tanh,
 }
 

@@ -286,6 +286,8 @@ def size_up(
         plan = planned(_partial(planned(target.gguf.nbytes, ctx), name), ctx)
     check_budget(plan, name)
     ctx = plan.ctx
+    if ctx > model.context_length and model.position_table:
+        raise RequestError(f"{name} knows {model.context_length} positions: a context of {ctx} cannot be computed")
     if ctx > model.context_length:
         log.warning("%s was trained on %d tokens; a context of %d goes beyond that", name, model.context_length, ctx)
     elif not config.ctx and ctx < model.context_length:

@@ -140,7 +140,8 @@ class QTensor:
         return int(self.data.nbytes)
 
     def rows(self, start: int, stop: int) -> QTensor:
-        """Rows `start..stop` of a 2-D weight as a view (fused q/k/v or gate/up tensors are split this way)."""
-        return QTensor(
-            f"{self.name}[{start}:{stop}]", self.type, (stop - start, *self.shape[1:]), self.data[start:stop]
-        )
+        """Rows `start..stop` of a 2-D weight, or values of a vector, as a view (fused q/k/v or gate/up tensors are
+        split this way)."""
+        vector = len(self.shape) == 1
+        data = self.data.reshape(self.shape[0], -1)[start:stop].reshape(-1) if vector else self.data[start:stop]
+        return QTensor(f"{self.name}[{start}:{stop}]", self.type, (stop - start, *self.shape[1:]), data)

@@ -55,6 +55,8 @@ class ModelConfig:
     vocab_size: int
     context_length: int
     """Trained length."""
+    position_table: bool = field(default=False, kw_only=True)
+    """Positions come from a table of `context_length` rows: there is nothing to compute with behind its end."""
     norm_eps: float
     rope: RopeConfig
     rope_local: RopeConfig | None = None

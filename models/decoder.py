@@ -52,11 +52,14 @@ class Decoder(ABC):
     def read_config(meta: Metadata) -> ModelConfig:
         """The architecture's constants from a file's metadata."""
 
+    def embed(self, batch: Batch) -> Array:
+        """What the first block reads: (n_tokens, dim)."""
+        x = self.b.embed(self.token_embd, batch.ids)
+        return x if self.config.embedding_scale == 1.0 else self.b.scale(x, self.config.embedding_scale)
+
     def hidden(self, batch: Batch, kv: Sequence[KVPages]) -> Array:
         """Hidden states after the final norm, of the rows `batch.output_rows`: (n_out, dim)."""
-        x = self.b.embed(self.token_embd, batch.ids)
-        if self.config.embedding_scale != 1.0:
-            x = self.b.scale(x, self.config.embedding_scale)
+        x = self.embed(batch)
         last = self.blk[-1]
         for block, pages in zip(self.blk[:-1], kv[:-1], strict=True):
             x = block.feed(block.attend(x, batch, pages))

@@ -68,7 +68,8 @@ class Attention:
     """Grouped-query attention over the paged cache, with rotary embedding and norms on q and k where given.
 
     `qk_norm` with `qk_norm_over`: "head" (one weight for all heads), "heads" (a row per head), "row" (whole q and k);
-    `rope_first`: heads are normed behind the rotation, not before it.
+    `rope_first`: heads are normed behind the rotation, not before it. `gated`: what the heads give is multiplied by
+    sigmoid(attn_gate x).
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Attention:
         qk_norm: type[RMSNorm] | type[LayerNorm] | None = None,
         qk_norm_over: str = "head",
         rope_first: bool = False,
+        gated: bool = False,
     ):
         self.b, self.rope = t.backend, rope
         self.n_heads, self.n_kv_heads, self.k_dim, self.v_dim = c.n_heads, c.n_kv_heads, c.k_dim, c.v_dim
@@ -91,6 +93,7 @@ class Attention:
             self.attn_k = Linear(t, "attn_k", n_k, c.dim)
             self.attn_v = Linear(t, "attn_v", n_v, c.dim)
         self.attn_output = Linear(t, "attn_output", c.dim, c.n_heads * c.v_dim)
+        self.attn_gate = Linear(t, "attn_gate", c.n_heads * c.v_dim, c.dim) if gated else None
         self.norm_over, self.rope_first = qk_norm_over if qk_norm else "", rope_first
         if qk_norm:
             q_shape = {"head": (c.k_dim,), "heads": (c.n_heads, c.k_dim), "row": (n_q,)}[qk_norm_over]
@@ -122,8 +125,10 @@ class Attention:
         if normed and self.rope_first:
             q, k = self.attn_q_norm(q), self.attn_k_norm(k)
         self.b.store_kv(kv, k, v, batch)
-        out = self.b.attention(q, kv, batch, self.spec)
-        return self.attn_output(out.reshape(n, self.n_heads * self.v_dim))
+        out = self.b.attention(q, kv, batch, self.spec).reshape(n, self.n_heads * self.v_dim)
+        if self.attn_gate is not None:
+            out = self.b.activate("sigmoid", self.attn_gate(x), out)
+        return self.attn_output(out)
 
 
 class MLP:

@@ -1,4 +1,5 @@
-"""Llama, and what shares its shape and name: Mistral, Mixtral (experts), SmolLM, TinyLlama and many more.
+"""Llama, and what shares its shape and name: Mistral, Mixtral (experts), SmolLM, TinyLlama and many more;
+InternLM 2 under its own name.
 
 Pre-norm blocks, grouped-query attention, gated SiLU MLP. The converter re-orders the rows of q and k, so adjacent
 pairs rotate. Llama 3's frequency factors come as the tensor `rope_freqs.weight`.
@@ -34,7 +35,7 @@ class Block:
 
 
 class Llama(Decoder):
-    """Arch `llama`."""
+    """Archs `llama` and `internlm2`."""
 
     block = Block
 

@@ -145,6 +145,11 @@ def _relu2(x: Vector, up: Vector) -> Vector:
 
 
 @inline
+def _sigmoid(x: Vector, up: Vector) -> Vector:
+    return mul(sigmoid8(x), up)
+
+
+@inline
 def _tanh(x: Vector, up: Vector) -> Vector:
     return mul(tanh8(x), up)
 
@@ -162,6 +167,7 @@ FUNCTIONS = {
     "gelu_tanh": _gelu_tanh,
     "relu": _relu,
     "relu2": _relu2,
+    "sigmoid": _sigmoid,
     "tanh": _tanh,
     "swiglu_oai": _swiglu_oai,
 }

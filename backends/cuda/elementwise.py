@@ -188,6 +188,7 @@ ACTIVATIONS = {
     "gelu_tanh": _gelu_tanh,
     "relu": _relu,
     "relu2": _relu2,
+    "sigmoid": _sigmoid,
     "tanh": _tanh,
     "swiglu_oai": _swiglu_oai,
 }

@@ -27,6 +27,7 @@ _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "gelu_tanh": _gelu_tanh,
     "relu": lambda x: mx.maximum(x, 0),
     "relu2": lambda x: mx.square(mx.maximum(x, 0)),
+    "sigmoid": mx.sigmoid,
     "tanh": mx.tanh,
 }
 

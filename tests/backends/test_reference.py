@@ -150,6 +150,7 @@ def test_activations() -> None:
     assert np.allclose(B.activate("gelu_tanh", x), [[-0.15880801, 0, 1.9545977]], atol=1e-6)
     assert B.activate("relu", x).tolist() == [[0, 0, 2]]
     assert B.activate("relu2", x).tolist() == [[0, 0, 4]]
+    assert B.activate("sigmoid", floats([0]), floats([3])).tolist() == [[1.5]]
     assert np.allclose(B.activate("tanh", x), np.tanh(x))
     clamped = B.activate("swiglu_oai", floats([9, 1]), floats([-9, 2]))
     assert np.allclose(clamped, [[7 / (1 + math.exp(-1.702 * 7)) * -6, 1 / (1 + math.exp(-1.702)) * 3]])

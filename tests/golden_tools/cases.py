@@ -20,6 +20,8 @@ from tests.golden_tools.rules import (
     YARN,
     YARN_KEYS,
     Case,
+    grouped_qkv,
+    transposed,
 )
 
 __all__ = ["CASES"]
@@ -238,4 +240,56 @@ DENSE = [
     Case("qwen3vl", "qwen3vl", "Qwen3", {"head_dim": 32}, {"rope.dimension_sections": [6, 5, 5, 0]}),
 ]
 
-CASES = [*DENSE, *MIXTURES]
+LEARNED = {"n_positions": CONTEXT, "n_inner": 128, "intermediate_size": 128}
+CLASSICS = [
+    # EXAONE 3 and InternLM 2 have no class in transformers; Llama's is the same.
+    Case("exaone", "exaone", "Llama", {"rope_parameters": ROPE_LLAMA3}),
+    Case("internlm2", "internlm2", "Llama", permuted=True),
+    Case(
+        "chatglm",
+        "chatglm",
+        "Glm",
+        {"head_dim": 16, "partial_rotary_factor": 0.5},
+        {"rope.dimension_count": 8},
+    ),
+    Case(
+        "gptneox",
+        "gptneox",
+        "GPTNeoX",
+        {"rotary_pct": 0.25, "num_key_value_heads": 4},
+        {"rope.dimension_count": 4, "use_parallel_residual": True},
+        rule=grouped_qkv(4),
+        llamacpp="has the tanh GELU",
+    ),
+    Case(
+        "gptneox-serial",
+        "gptneox",
+        "GPTNeoX",
+        {"rotary_pct": 1.0, "num_key_value_heads": 4, "use_parallel_residual": False},
+        {"rope.dimension_count": 16, "use_parallel_residual": False},
+        rule=grouped_qkv(4),
+        llamacpp="has the tanh GELU",
+    ),
+    Case(
+        "falcon",
+        "falcon",
+        "Falcon",
+        {"intermediate_size": 128, "ffn_hidden_size": 128},
+        {"attention.head_count_kv": 1},
+        rule=grouped_qkv(1),
+        llamacpp="has the tanh GELU",
+    ),
+    Case(
+        "falcon-40b",
+        "falcon",
+        "Falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "intermediate_size": 128, "ffn_hidden_size": 128},
+        rule=grouped_qkv(2),
+        llamacpp="has the tanh GELU",
+    ),
+    Case("olmo", "olmo", "Olmo", permuted=True),
+    Case("gpt2", "gpt2", "GPT2", LEARNED, {"attention.head_count_kv": 4}, rule=transposed),
+    Case("starcoder", "starcoder", "GPTBigCode", LEARNED, {"attention.head_count_kv": 1}),
+]
+
+CASES = [*CLASSICS, *DENSE, *MIXTURES]

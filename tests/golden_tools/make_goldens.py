@@ -28,7 +28,9 @@ SEED = 0
 LENGTHS = (1, 11, 40)
 N_GREEDY = 24
 CONTROL = ("<|endoftext|>",)
-EPSILONS = ("layer_norm_eps", "norm_epsilon", "norm_eps")
+EPSILONS = ("layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon")
+EMBEDDINGS = re.compile(r"embed_tokens|embed_in|word_embeddings|wte|wpe")
+FINAL_NORM = re.compile(r"(model\.|gpt_neox\.|transformer\.)?(norm|final_layernorm|final_layer_norm|ln_f)\.weight")
 
 
 def random_weights(model: torch.nn.Module, case: Case) -> None:
@@ -36,16 +38,16 @@ def random_weights(model: torch.nn.Module, case: Case) -> None:
     for name, parameter in model.state_dict().items():
         rng = np.random.default_rng([SEED, zlib.crc32(f"{case.name}/{name}".encode())])
         values = rng.standard_normal(tuple(parameter.shape))
-        is_norm = "norm" in name.rsplit(".", 2)[-2] or ".norms." in name
+        is_norm = "norm" in name.rsplit(".", 2)[-2] or ".norms." in name or ".ln_" in name
         if is_norm and name.endswith("weight"):
             values = (0 if case.norm_plus_one else 1) + 0.25 * values
             # or a tied model would just repeat its input
-            if re.fullmatch(r"(model\.)?(norm|final_layernorm)\.weight", name):
+            if FINAL_NORM.fullmatch(name):
                 sign = rng.choice([-1.0, 1.0], values.shape)
                 values = sign * (1 + values) - 1 if case.norm_plus_one else sign * values
         elif name.endswith(("bias", "_bias")):
             values = 0.25 * values
-        elif "sinks" not in name and "embed_tokens" not in name:
+        elif "sinks" not in name and not EMBEDDINGS.search(name):
             fan_in = values.shape[1] if "experts" in name and case.arch == "gpt-oss" else values.shape[-1]
             gain = 1.5 if "q_proj" in name or "k_proj" in name else 2.0 if name.endswith("gate.weight") else 1.0
             values = gain * values / np.sqrt(fan_in)
@@ -54,8 +56,8 @@ def random_weights(model: torch.nn.Module, case: Case) -> None:
 
 
 def golden(model: Any) -> dict[str, np.ndarray]:
-    """Logits of three sequences and a greedy path: of twelve, one that does not go round in circles and whose margins
-    are wide."""
+    """Logits of three sequences and a greedy path: of twelve, one that does not end (id 0) nor go round in circles and
+    whose margins are wide."""
 
     def logits(ids: np.ndarray) -> np.ndarray:
         with torch.no_grad():
@@ -77,7 +79,12 @@ def golden(model: Any) -> dict[str, np.ndarray]:
         out[f"logits_{i}"] = logits(out[f"ids_{i}"])
     prompts = [rng.choice(VOCAB - 1, LENGTHS[1], replace=False) + 1 for _ in range(12)]
     paths = [greedy(p) for p in prompts]
-    best = max(range(12), key=lambda i: (paths[i][1] > 0.04, min(len(set(paths[i][0])), 12), paths[i][1]))
+
+    def worth(i: int) -> tuple[bool, bool, int, float]:
+        path, margin = paths[i]
+        return 0 not in path, margin > 0.04, min(len(set(path)), 12), margin
+
+    best = max(range(12), key=worth)
     out["greedy_prompt"] = prompts[best].astype(np.int32)
     out["greedy_ids"] = np.array(paths[best][0], np.int32)
     print(f"  logit std {out['logits_2'].std():.2f}, margin {paths[best][1]:.3f}, {len(set(paths[best][0]))} ids")
@@ -150,7 +157,7 @@ def metadata(model: Any, case: Case) -> dict[str, Any]:
     eps = getattr(c, "rms_norm_eps", None)
     norm = {"attention.layer_norm_rms_epsilon": eps}
     if eps is None:
-        norm = {"attention.layer_norm_epsilon": next(getattr(c, k) for k in EPSILONS if hasattr(c, k))}
+        norm = {"attention.layer_norm_epsilon": next((getattr(c, k) for k in EPSILONS if hasattr(c, k)), 1e-5)}
     keys = {
         "block_count": c.num_hidden_layers,
         "context_length": CONTEXT,
@@ -202,8 +209,8 @@ def build(case: Case) -> Any:
         transformers, f"{case.model}Config"
     )
     config = config_class(**{**COMMON, **case.config}, attn_implementation="eager")
-    name = f"{case.model}ForCausalLM"
-    model = getattr(transformers, name)(config).float().eval()
+    head = "LMHeadModel" if case.model == "GPT2" else "ForCausalLM"
+    model = getattr(transformers, case.model + head)(config).float().eval()
     with torch.no_grad():
         random_weights(model, case)
         widen(model, case)
@@ -214,9 +221,11 @@ def widen(model: Any, case: Case) -> None:
     """Scale the final norm until the logits have a standard deviation near 3, so that greedy choices have margins."""
     ids = torch.arange(1, LENGTHS[2])[None]
     factor = 3 / model(ids, use_cache=False).logits.std()
-    norm = getattr(model.model, "norm", None) or model.model.final_layernorm
-    weight, one = norm.weight, 1.0 if case.norm_plus_one else 0.0
-    weight.copy_((weight + one) * factor - one)
+    named = dict(model.named_parameters())
+    name = next((name for name in named if FINAL_NORM.fullmatch(name)), "lm_head.weight")  # OLMo's norm has no weight
+    weight, one = named[name], 1.0 if case.norm_plus_one else 0.0
+    scaled = (weight + one) * factor - one
+    weight.copy_(scaled.half().float() if scaled.ndim > 1 else scaled)
 
 
 def main() -> None:

@@ -24,8 +24,10 @@ __all__ = [
     "experts",
     "gpt_oss_experts",
     "granite_experts",
+    "grouped_qkv",
     "moe_keys",
     "shared_expert",
+    "transposed",
 ]
 
 VOCAB, CONTEXT, WINDOW = 272, 256, 8
@@ -92,7 +94,26 @@ def shared_expert(name: str, data: Tensor) -> dict[str, Tensor]:
 def biased_experts(name: str, data: Tensor) -> dict[str, Tensor]:
     """As `experts`; a bias of the router that moves the choice."""
     name = name.replace("gate.moe_statics", "moe_statics").replace("e_score_correction_bias", "e_score_correction.bias")
+    name = name.replace(".expert_bias", ".expert_bias.bias")
     return experts(name, data.reshape(-1) if name.endswith("correction.bias") else data)
+
+
+def grouped_qkv(n_groups: int) -> Rule:
+    """q, k and v lie in groups (some heads of q, one of k, one of v): to all of q, all of k, all of v. Heads of 16."""
+
+    def rule(name: str, data: Tensor) -> dict[str, Tensor]:
+        if "query_key_value" in name:
+            heads = data.reshape(n_groups, -1, 16, *data.shape[1:])
+            parts = (heads[:, :-2], heads[:, -2], heads[:, -1])
+            data = np.concatenate([part.reshape(-1, *data.shape[1:]) for part in parts])
+        return {name: data}
+
+    return rule
+
+
+def transposed(name: str, data: Tensor) -> dict[str, Tensor]:
+    """GPT-2 keeps the matrices of its blocks as (in, out)."""
+    return {name: data.T if ".h." in name and data.ndim == 2 else data}
 
 
 def gpt_oss_experts(name: str, data: Tensor) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgellm import LLM, SamplingParams
-from edgellm.errors import ContextLengthError, EdgeLLMError
+from edgellm.errors import ContextLengthError, EdgeLLMError, RequestError
 from tests.support.goldens import DATA, ENCODERS, Golden
 from tests.support.tiny import tiny_gguf
 
@@ -84,6 +84,13 @@ def test_b34_too_long_is_cut_to_the_context_or_refused(decoder: LLM) -> None:
     with pytest.raises(ContextLengthError) as error:
         decoder.embed([ids], truncate=False)
     assert (error.value.n_prompt, error.value.n_ctx) == (200, 64)
+
+
+def test_context_ends_with_the_table_of_positions() -> None:
+    """No row of the table, no position: neither garbage nor a crash."""
+    for path in (BERT.path(), Golden("gpt2", DATA / "goldens").path()):
+        with pytest.raises(RequestError, match=r"knows \d+ positions: a context of 5000 cannot be computed"):
+            LLM(path, ctx=5000)
 
 
 def test_pooling_of_the_file_is_used(tmp_path: Path) -> None:
