@@ -107,7 +107,7 @@ def record_norm(tape: Tape, x: Buf, weight: Any, bias: Any, eps: float, centre: 
     out = tape.new(*x.shape)
     args = (x, out, d, np.float32(eps), 0 if weight is None else weight, 0 if bias is None else bias, groups)
     item = NORMS[centre, weight is not None, bias is not None]
-    tape.op(item, x.size // d, args, reads=[x], writes=[out], scratch=SPARE, grain=(x, d))
+    tape.op(item, x.size // d, args, reads=[x], writes=[out], step=0, scratch=SPARE, grain=(x, d))
     return out
 
 
@@ -206,7 +206,7 @@ def record_activate(tape: Tape, kind: str, gate: Buf, up: Buf | None) -> Buf:
     args = (gate, 0 if up is None else up, out, n)
     reads = [gate] if up is None else [gate, up]
     item, units = ACTIVATIONS[kind, up is not None], pieces(n, PIECE)
-    tape.op(item, units, args, reads=reads, writes=[out], scratch=SPARE, grain=(gate, PIECE))
+    tape.op(item, units, args, reads=reads, writes=[out], step=0, scratch=SPARE, grain=(gate, PIECE))
     return out
 
 
@@ -229,7 +229,7 @@ def record_add(tape: Tape, a: Buf, b: Buf, scale: float) -> Buf:
     """a + scale * b, by rows: the norm that comes next can follow it."""
     out, d = tape.new(*a.shape), a.shape[-1]
     args = (a, b, out, d, np.float32(scale))
-    tape.op(add_scaled, a.size // d, args, reads=[a, b], writes=[out], scratch=SPARE, grain=(a, d))
+    tape.op(add_scaled, a.size // d, args, reads=[a, b], writes=[out], step=0, scratch=SPARE, grain=(a, d))
     return out
 
 
@@ -265,7 +265,7 @@ def record_scale(tape: Tape, x: Buf, factor: float, softcap: float) -> Buf:
     inverse = 1 / softcap if softcap > 0 else 0.0
     args = (x, out, x.size, np.float32(factor), np.float32(softcap), np.float32(inverse))
     units = pieces(x.size, PIECE)
-    tape.op(SCALES[softcap > 0], units, args, reads=[x], writes=[out], scratch=SPARE, grain=(x, PIECE))
+    tape.op(SCALES[softcap > 0], units, args, reads=[x], writes=[out], step=0, scratch=SPARE, grain=(x, PIECE))
     return out
 
 

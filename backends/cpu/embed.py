@@ -71,7 +71,7 @@ def record_embed(tape: Tape, table: QTensor, ids: npt.NDArray[np.int32]) -> Buf:
     out = tape.new(count, d)
     args = (table.data, table.data.shape[1], ids, out, d)
     # Of all activations a unit touches only its own row of `out`, so what reads that row can follow it.
-    tape.op(KERNELS[table.type.name], count, args, writes=[out], scratch=64, grain=(out, d))
+    tape.op(KERNELS[table.type.name], count, args, writes=[out], step=0, scratch=64, grain=(out, d))
     return out
 
 

@@ -311,7 +311,7 @@ def _ordered(tape: Tape, x: Buf, k: int, block: int, groups: Groups, share: int)
         q, sums, d = layout.addresses(out.address)
         args = (x, 4 * k, layout.n_blocks, q, sums, d, layout.n_panels, groups.order, share)
         units = groups.n_panels * PANEL
-        tape.op(quantise_ordered_kernel(block, PANEL), units, args, [x, groups.order], [out], step=4, scratch=64)
+        tape.op(quantise_ordered_kernel(block, PANEL), units, args, [x, groups.order], [out], step=0, scratch=64)
         x.derived[key] = layout, out
     return x.derived[key]
 

@@ -235,4 +235,4 @@ def record_store(tape: Tape, pages: CPUPages, k: Buf, v: Buf) -> None:
     args = (k, v, slots, pages.address, *sizes, layout.k_scales, layout.v_scales)
     units = tape.n_tokens * spec.n_kv_heads
     grain = (k, spec.k_dim)
-    tape.op(STORES[spec.kv_type], units, args, reads=[k, v], writes=[pages.span], step=4, scratch=512, grain=grain)
+    tape.op(STORES[spec.kv_type], units, args, reads=[k, v], writes=[pages.span], step=0, scratch=512, grain=grain)

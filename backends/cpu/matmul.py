@@ -85,9 +85,8 @@ def quantised(tape: Tape, x: Buf, k: int, block: int, panel: int) -> tuple[Layou
         q, sums, d = layout.addresses(out.address)
         args = (x, 4 * k, layout.n_blocks, q, sums, d, layout.n_panels)
         units = layout.n_tokens * layout.n_blocks
-        step = max(1, min(layout.n_blocks, units // 8))
         grain = (x, block)
-        tape.op(quantise_kernel(block, panel), units, args, reads=[x], writes=[out], step=step, scratch=64, grain=grain)
+        tape.op(quantise_kernel(block, panel), units, args, reads=[x], writes=[out], step=0, scratch=64, grain=grain)
         x.derived[key] = layout, out
     return x.derived[key]
 

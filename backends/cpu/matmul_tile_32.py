@@ -91,7 +91,7 @@ def tile_kernel(form: Format32, panel: int) -> Kernel:
     values, is_bytes = lookup(form.table or "iq4", VECTOR, offset), form.name == "q8_0"
     places, flip = ((0, at, at + 16) if is_bytes else (0, at)), (0x80808080 if WIDE_OFFSET else 0)
     dot, by_dots = (dot_wide if signed else dot_unsigned), HAS_DOT or signed
-    lines, run = -(-LANES * type_size // 64), (TOKENS_AT_ONCE if panel == 1 else panel)
+    lines = -(-LANES * type_size // 64)
     # The rows after the next ones are asked for line by line between the loads: all at once would fill the core's miss
     # buffers. What this block's rows need soon is fetched from the second-level cache into the first.
     pieces, slots, near = len(places), 4 * len(places), (64 + type_size // 2) // type_size
@@ -106,8 +106,8 @@ def tile_kernel(form: Format32, panel: int) -> Kernel:
     def tile(args: int, begin: int, end: int, scratch: int) -> None:
         row_bytes, n_rows, n_blocks = load_i64(args + ROW_BYTES), load_i64(args + N_ROWS), load_i64(args + N_BLOCKS)
         n_tokens, order, low = load_i64(args + N_TOKENS), load_i64(args + ORDER), splat_ints(0x0F0F0F0F)
-        # Bytes of x from one token to the next, of its sums and scales too. Panels of one token are one long run here.
-        x_step, step = (32 * n_blocks, 4 * n_blocks) if panel == 1 else (4, 4)
+        # Bytes of x from one token to the next, of its sums and scales too.
+        x_step, step = (32 * n_blocks, 4 * n_blocks) if panel == 1 else (32, 4)
         lone = n_rows < LANES
         apart = 0 if lone else row_bytes
         parts = (n_tokens + TOKENS_AT_ONCE - 1) // TOKENS_AT_ONCE
@@ -152,32 +152,29 @@ def tile_kernel(form: Format32, panel: int) -> Kernel:
                             w[k], w[4 + k] = ints_as_bytes(u[0]), ints_as_bytes(u[1])
                             if table:
                                 w[k], w[4 + k] = values(w[k]), values(w[4 + k])
-                for start in range(first, last, run):
-                    place = start * n_blocks + b
-                    if panel > 1:
-                        place = b * load_i64(args + ALL_PANELS) * panel + start
-                    x, sums = load_i64(args + Q) + 32 * place, load_i64(args + SUMS) + 4 * place
-                    dx, y = load_i64(args + D) + 4 * place, scratch + (start - first) * VECTOR
-                    for _ in range(run if start + run < last else last - start):
-                        if by_dots:
-                            isum = splat_ints(0)
-                            for k in unroll(8):
-                                isum = dot(isum, w[k], broadcast_bytes(x + 4 * k * panel))
-                        else:
-                            isum = splat_ints(0)
-                            for s in unroll(8 // sums_16):
-                                pairs = mul_pairs_u8(w[s * sums_16], broadcast_bytes(x + 4 * s * sums_16 * panel))
-                                for k in unroll(sums_16 - 1):
-                                    q = broadcast_bytes(x + 4 * (s * sums_16 + k + 1) * panel)
-                                    pairs = add(pairs, mul_pairs_u8(w[s * sums_16 + k + 1], q))
-                                isum = add(isum, mul_pairs_i16(pairs, splat_i16x16(1)))
-                        if offset != 0:
-                            isum = sub(isum, mul(broadcast_ints(sums), splat_ints(offset)))
-                        value = mul(ints_to_floats(isum), d)
-                        if minimum:
-                            value = fma(ints_to_floats(broadcast_ints(sums)), m, value)
-                        store(y, fma(value, broadcast_floats(dx), load_floats(y)))
-                        x, sums, dx, y = x + x_step, sums + step, dx + step, y + VECTOR
+                place = first * n_blocks + b if panel == 1 else b * load_i64(args + ALL_PANELS) * panel + first
+                x, sums = load_i64(args + Q) + 32 * place, load_i64(args + SUMS) + 4 * place
+                dx, y = load_i64(args + D) + 4 * place, scratch
+                for _ in range(last - first):
+                    if by_dots:
+                        isum = splat_ints(0)
+                        for k in unroll(8):
+                            isum = dot(isum, w[k], broadcast_bytes(x + 4 * k))
+                    else:
+                        isum = splat_ints(0)
+                        for s in unroll(8 // sums_16):
+                            pairs = mul_pairs_u8(w[s * sums_16], broadcast_bytes(x + 4 * s * sums_16))
+                            for k in unroll(sums_16 - 1):
+                                q = broadcast_bytes(x + 4 * (s * sums_16 + k + 1))
+                                pairs = add(pairs, mul_pairs_u8(w[s * sums_16 + k + 1], q))
+                            isum = add(isum, mul_pairs_i16(pairs, splat_i16x16(1)))
+                    if offset != 0:
+                        isum = sub(isum, mul(broadcast_ints(sums), splat_ints(offset)))
+                    value = mul(ints_to_floats(isum), d)
+                    if minimum:
+                        value = fma(ints_to_floats(broadcast_ints(sums)), m, value)
+                    store(y, fma(value, broadcast_floats(dx), load_floats(y)))
+                    x, sums, dx, y = x + x_step, sums + step, dx + step, y + VECTOR
                 p, ahead = p + type_size, ahead + LANES * type_size
             out, bias = load_i64(args + OUT) + 4 * row, load_i64(args + BIAS)
             for token in range(first, last):

@@ -129,7 +129,7 @@ def tile_kernel(form: KFormat, panel: int) -> Kernel:
                 for part in range(n_panels * (panel // block)):
                     first = part % (panel // block) * block
                     p = part // (panel // block)
-                    x = q + p * (256 * panel) + 4 * first
+                    x = q + 256 * (p * panel + first)
                     total = registers(block)
                     dots = registers(block)
                     low = registers(block)
@@ -141,7 +141,7 @@ def tile_kernel(form: KFormat, panel: int) -> Kernel:
                                 prefetch(ahead + 64 * line)
                             ahead += 64 * lines_each
                         codes = scratch + g * (group // 4 * VECTOR)
-                        bytes_x = x + g * (group * panel)
+                        bytes_x = x + g * group
                         scale = load_ints(scratch + SCALES + g * VECTOR)
                         if by_dots:
                             for t in unroll(block):
@@ -149,19 +149,19 @@ def tile_kernel(form: KFormat, panel: int) -> Kernel:
                             for k in range(group // 4):
                                 w = load_bytes(codes + k * VECTOR)
                                 for t in unroll(block):
-                                    dots[t] = dot(dots[t], w, broadcast_bytes(bytes_x + 4 * (k * panel + t)))
+                                    dots[t] = dot(dots[t], w, broadcast_bytes(bytes_x + 4 * k + 256 * t))
                             for t in unroll(block):
                                 total[t] = add(total[t], mul(dots[t], scale))
                         if scale_by_pairs:
                             for s in unroll(group // 4 // sums_16):
                                 w = load_bytes(codes + s * (sums_16 * VECTOR))
                                 for t in unroll(block):
-                                    place = bytes_x + 4 * (s * sums_16 * panel + t)
+                                    place = bytes_x + 4 * s * sums_16 + 256 * t
                                     low[t] = mul_pairs_u8(w, broadcast_bytes(place))
                                 for k in unroll(sums_16 - 1):
                                     w = load_bytes(codes + (s * sums_16 + k + 1) * VECTOR)
                                     for t in unroll(block):
-                                        place = bytes_x + 4 * ((s * sums_16 + k + 1) * panel + t)
+                                        place = bytes_x + 4 * (s * sums_16 + k + 1) + 256 * t
                                         low[t] = add(low[t], mul_pairs_u8(w, broadcast_bytes(place)))
                                 for t in unroll(block):
                                     total[t] = add(
@@ -173,7 +173,7 @@ def tile_kernel(form: KFormat, panel: int) -> Kernel:
                         for j in range(8):
                             pair = load_pairs(scratch + OFFSETS + j * VECTOR)
                             for t in unroll(block):
-                                place = sums + 4 * ((p * 8 + j) * panel + first + t)
+                                place = sums + 32 * (p * panel + first + t) + 4 * j
                                 dots[t] = add_pairs(dots[t], pair, broadcast_pairs(place))
                     for t in unroll(block):
                         token = p * panel + first + t

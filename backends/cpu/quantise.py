@@ -1,15 +1,15 @@
 """Activations to int8 blocks, once per input; every product with that input shares them.
 
 Per token and block of B weights (256 for the K types, 32 for the others): d = max |x| / 127, q = round(x / d).
-Layout, for panels of P tokens (PANELS) so that a tile kernel finds the bytes of its P tokens side by side:
+Layout, for panels of P tokens (PANELS) so that a tile kernel finds a block of its tokens side by side:
 
-    q     int8     [block][panel][B / 4][P][4]
-    sums  B = 256: [block][panel][8][P] pairs of int16, the sums of q over 16 weights
-          B = 32:  [block][panel][P] int32, the sum of the block's q
-    d     float32  [block][panel][P]
+    q     int8     [block][token][B]
+    sums  B = 256: [block][token][8] pairs of int16, the sums of q over 16 weights
+          B = 32:  [block][token] int32, the sum of the block's q
+    d     float32  [block][token]
 
-Panels of one token (P = 1) come row after row instead, blocks in order. Tokens that fill up the last panel hold
-anything: nobody reads them.
+Panels of one token (P = 1) come row after row instead, blocks in order: [token][block]. Tokens that fill up the last
+panel hold anything: nobody reads them.
 """
 
 from __future__ import annotations
@@ -137,28 +137,22 @@ def sums_of_16(q: Vector) -> int:
     return (lane_i32x8(all16, 0) & 0xFFFF) | (lane_i32x8(all16, 4) << 16)
 
 
-def _block_quantiser(block: int, panel: int) -> Inline:
-    def quantise_block(source: int, q: int, sums: int, d: int, place: int, t: int, scratch: int) -> None:
-        """One token's block of floats -> token t of the panel at `place` (panels counted from the start)."""
+def _block_quantiser(block: int) -> Inline:
+    def quantise_block(source: int, q: int, sums: int, d: int, place: int) -> None:
+        """One token's block of floats -> the block at `place`, counted from the start."""
         top = largest(source, block)
         inverse = np.float32(0.0)
         if top > SMALLEST:
             inverse = np.float32(127.0) / top
-        store_f32(d + 4 * (place * panel + t), top / np.float32(127.0))
-        target = q + place * (panel * block) + 4 * t
+        store_f32(d + 4 * place, top / np.float32(127.0))
         for g in unroll(block // 32):
             values = round_32(source + 128 * g, inverse)
-            if panel == 1:
-                store(target + 32 * g, values)
-            else:
-                store(scratch, values)
-                for i in unroll(8):
-                    store_i32(target + (8 * g + i) * (4 * panel), load_i32(scratch + 4 * i))
+            store(q + block * place + 32 * g, values)
             if block == 256:
-                store_i32(sums + 4 * ((place * 8 + g) * panel + t), sums_of_16(values))
+                store_i32(sums + 4 * (8 * place + g), sums_of_16(values))
             else:
                 ones = dot_u7(splat_i32x8(0), splat_i8x32(1), values)
-                store_i32(sums + 4 * (place * panel + t), sum_i32x8(ones))
+                store_i32(sums + 4 * place, sum_i32x8(ones))
 
     return inline(quantise_block)
 
@@ -168,15 +162,15 @@ def quantise_kernel(block: int, panel: int) -> Kernel:
     """Kernel that quantises units of one (token, block) each, counted token by token.
 
     args: x, bytes between rows of x, blocks a row, q, sums, d, number of panels."""
-    quantise_block = _block_quantiser(block, panel)
+    quantise_block = _block_quantiser(block)
 
     def quantise(args: int, begin: int, end: int, scratch: int) -> None:
         n_blocks, n_panels = arg(args, 2), arg(args, 6)
         for unit in range(begin, end):
             token, b = unit // n_blocks, unit % n_blocks
             source = arg(args, 0) + token * arg(args, 1) + b * (4 * block)
-            place = b * n_panels + token // panel if panel > 1 else unit
-            quantise_block(source, arg(args, 3), arg(args, 4), arg(args, 5), place, token % panel, scratch)
+            place = b * n_panels * panel + token if panel > 1 else unit
+            quantise_block(source, arg(args, 3), arg(args, 4), arg(args, 5), place)
 
     return kernel(quantise, f"quantise_{block}_{panel}")
 
@@ -186,7 +180,7 @@ def quantise_ordered_kernel(block: int, panel: int) -> Kernel:
     """As `quantise_kernel`, but unit p is one place in the panels: it takes row order[p] // share of x (none if < 0).
 
     args: as `quantise_kernel`, then order (int32) and share."""
-    quantise_block = _block_quantiser(block, panel)
+    quantise_block = _block_quantiser(block)
 
     def quantise(args: int, begin: int, end: int, scratch: int) -> None:
         n_blocks, n_panels = arg(args, 2), arg(args, 6)
@@ -195,8 +189,7 @@ def quantise_ordered_kernel(block: int, panel: int) -> Kernel:
             if row >= 0:
                 source = arg(args, 0) + row // arg(args, 8) * arg(args, 1)
                 for b in range(n_blocks):
-                    place = b * n_panels + unit // panel
-                    x = source + b * (4 * block)
-                    quantise_block(x, arg(args, 3), arg(args, 4), arg(args, 5), place, unit % panel, scratch)
+                    place = b * n_panels * panel + unit
+                    quantise_block(source + b * (4 * block), arg(args, 3), arg(args, 4), arg(args, 5), place)
 
     return kernel(quantise, f"quantise_ordered_{block}_{panel}")

@@ -99,5 +99,5 @@ def record_rope(tape: Tape, x: Buf, spec: RopeSpec) -> Buf:
     n, heads, dim = x.shape
     out = tape.new(*x.shape)
     args = (x, out, heads, dim, spec.n_dims, cos, sin)
-    tape.op(ROTATIONS[spec.adjacent], n * heads, args, reads=[x], writes=[out], step=4, grain=(x, dim))
+    tape.op(ROTATIONS[spec.adjacent], n * heads, args, reads=[x], writes=[out], step=0, grain=(x, dim))
     return out

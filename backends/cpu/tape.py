@@ -229,7 +229,8 @@ class Tape:
     ) -> int:
         """Append an op; returns its number (-1: it follows another). `args`: ints, floats (passed as bits), Bufs and
         arrays (as addresses; the arrays are kept alive). Threads take `step` units at a time, 0: a share
-        of what is left (units of equal cost, in the order of their data). `scratch`: bytes each thread needs. `grain`
+        of what is left (units of equal cost, in the order of their data: threads that write to the same cache line
+        hold each other up, so neighbours should go to one). `scratch`: bytes each thread needs. `grain`
         (x, n): unit u reads elements u * n .. (u + 1) * n of x and none else of it, and writes nothing that another
         unit touches; if the first of `writes` has x's size, it writes those elements of it."""
         read = [s.span if isinstance(s, Buf) else s for s in reads]
