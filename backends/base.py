@@ -144,7 +144,7 @@ class KVPages(ABC):
 
 
 class Backend(ABC):
-    """One kind of machine. At most 14 abstract ops; fused ops have defaults composed of them."""
+    """One kind of machine. At most 17 abstract ops; fused ops have defaults composed of them."""
 
     name: str
     reads_maps: bool = False
@@ -255,6 +255,18 @@ class Backend(ABC):
     @abstractmethod
     def combine(self, x: Array, weights: Array) -> Array:
         """sum over n_used of weights[i, j] * x[i, j]: (n, n_used, m) -> (n, m), in rising j."""
+
+    @abstractmethod
+    def head_linear(self, x: Array, weight: Weight) -> Array:
+        """Each head times its own matrix: x (n, heads, k), weight (heads, m, k) transposed: (n, heads, m)."""
+
+    @abstractmethod
+    def columns(self, x: Array, start: int, stop: int) -> Array:
+        """start..stop of the last axis."""
+
+    @abstractmethod
+    def concat(self, a: Array, b: Array) -> Array:
+        """a and b side by side along the last axis; their other axes are equal."""
 
     # Fused ops: a backend overrides one where it measures faster; the result must be the same.
     def linears(self, x: Array, weights: Sequence[Weight], biases: Sequence[Weight | None]) -> tuple[Array, ...]:

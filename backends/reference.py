@@ -184,6 +184,15 @@ class ReferenceBackend(Backend):
             out[rows, slots] = _times(x[rows] if x.ndim == 2 else x[rows, slots], weight, int(expert))
         return out if bias is None else out + bias.values()[ids]
 
+    def head_linear(self, x: Floats, weight: ReferenceWeight) -> Floats:
+        return np.stack([_times(x[:, head], weight, head) for head in range(x.shape[1])], axis=1)
+
+    def columns(self, x: Floats, start: int, stop: int) -> Floats:
+        return x[..., start:stop]
+
+    def concat(self, a: Floats, b: Floats) -> Floats:
+        return np.concatenate([a, b], axis=-1)
+
     def combine(self, x: Floats, weights: Floats) -> Floats:
         out = weights[:, 0, None] * x[:, 0]
         for j in range(1, x.shape[1]):

@@ -209,6 +209,15 @@ class SplitBackend(Backend):
     def expert_linear(self, x: Array, weight: Weight, ids: Array, bias: Weight | None = None) -> Array:
         return self._op("expert_linear", x, (weight, ids, bias), *ids.shape, weight.shape[1])
 
+    def head_linear(self, x: Array, weight: Weight) -> Array:
+        return self._op("head_linear", x, (weight,), x.shape[0], x.shape[1], weight.shape[1])
+
+    def columns(self, x: Array, start: int, stop: int) -> Array:
+        return self._op("columns", x, (start, stop), *x.shape[:-1], stop - start)
+
+    def concat(self, a: Array, b: Array) -> Array:
+        return self._op("concat", a, (b,), *a.shape[:-1], a.shape[-1] + b.shape[-1])
+
     def combine(self, x: Array, weights: Array) -> Array:
         return self._op("combine", x, (weights,), x.shape[0], x.shape[2])
 

@@ -25,6 +25,7 @@ _CLASSES = {
     "chatglm": "chatglm.ChatGLM",
     "cohere2": "cohere2.Cohere2",
     "command-r": "command_r.CommandR",
+    "deepseek2": "deepseek2.DeepSeek2",
     "dots1": "dots1.Dots1",
     "ernie4_5": "ernie4_5.Ernie45",
     "ernie4_5-moe": "ernie4_5_moe.Ernie45MoE",

@@ -14,9 +14,17 @@ import numpy.typing as npt
 
 from edgellm.backends.base import AttentionSpec, Backend, Batch, KVPages, KVSpec, QTensor, RopeSpec, RouteSpec
 from edgellm.backends.cpu.attention_record import record_attention
-from edgellm.backends.cpu.elementwise import record_activate, record_add, record_norm, record_scale, record_take
+from edgellm.backends.cpu.elementwise import (
+    record_activate,
+    record_add,
+    record_columns,
+    record_concat,
+    record_norm,
+    record_scale,
+    record_take,
+)
 from edgellm.backends.cpu.embed import record_embed
-from edgellm.backends.cpu.experts import record_combine, record_expert_linear, record_route
+from edgellm.backends.cpu.experts import record_combine, record_expert_linear, record_head_linear, record_route
 from edgellm.backends.cpu.jit import Library
 from edgellm.backends.cpu.kv import CPUPages, new_pages, record_store
 from edgellm.backends.cpu.matmul import QUANTISED, record_matmul
@@ -180,6 +188,15 @@ class CPUBackend(Backend):
 
     def expert_linear(self, x: Buf, weight: CPUWeight, ids: Buf, bias: CPUWeight | None = None) -> Buf:
         return record_expert_linear(self._tape, x, weight.tensor, ids, _values(bias))
+
+    def head_linear(self, x: Buf, weight: CPUWeight) -> Buf:
+        return record_head_linear(self._tape, x, weight.tensor)
+
+    def columns(self, x: Buf, start: int, stop: int) -> Buf:
+        return record_columns(self._tape, x, start, stop)
+
+    def concat(self, a: Buf, b: Buf) -> Buf:
+        return record_concat(self._tape, a, b)
 
     def combine(self, x: Buf, weights: Buf) -> Buf:
         return record_combine(self._tape, x, weights)

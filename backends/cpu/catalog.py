@@ -31,7 +31,8 @@ def all_kernels(kv_type: str = "f16") -> Iterator[Kernel]:
     yield from team.KERNELS
     yield bandwidth.read_memory
     yield from elementwise.NORMS.values()
-    yield from (elementwise.add_scaled, elementwise.take_rows, *elementwise.SCALES.values())
+    yield from (elementwise.add_scaled, elementwise.take_rows, elementwise.copy_columns, elementwise.concat_rows)
+    yield from elementwise.SCALES.values()
     yield from elementwise.ACTIVATIONS.values()
     yield from embed.KERNELS.values()
     yield from rope.ROTATIONS.values()

@@ -34,7 +34,15 @@ from edgellm.backends.cpu.simd import (
 from edgellm.backends.cpu.tape import Buf, Tape
 from edgellm.backends.cpu.vecmath import ONE, ZERO, arg, gelu8, load_part, sigmoid8, store_part, tanh8
 
-__all__ = ["record_activate", "record_add", "record_norm", "record_scale", "record_take"]
+__all__ = [
+    "record_activate",
+    "record_add",
+    "record_columns",
+    "record_concat",
+    "record_norm",
+    "record_scale",
+    "record_take",
+]
 
 PIECE = 1024
 """Elements of one unit of an op that has no rows."""
@@ -269,16 +277,38 @@ def record_scale(tape: Tape, x: Buf, factor: float, softcap: float) -> Buf:
     return out
 
 
+@inline
+def _copy(source: int, target: int, n: int) -> None:
+    for j in range(0, n // 8 * 8, 8):
+        store(target + 4 * j, load_f32x8(source + 4 * j))
+    for j in range(n // 8 * 8, n):
+        store_f32(target + 4 * j, load_f32(source + 4 * j))
+
+
 @kernel
 def take_rows(args: int, begin: int, end: int, scratch: int) -> None:
     """args: x, rows (int32), out, d; a unit is one row of out."""
     d = arg(args, 3)
     for i in range(begin, end):
-        x, out = arg(args, 0) + 4 * d * load_i32(arg(args, 1) + 4 * i), arg(args, 2) + 4 * d * i
-        for j in range(0, d // 8 * 8, 8):
-            store(out + 4 * j, load_f32x8(x + 4 * j))
-        for j in range(d // 8 * 8, d):
-            store_f32(out + 4 * j, load_f32(x + 4 * j))
+        _copy(arg(args, 0) + 4 * d * load_i32(arg(args, 1) + 4 * i), arg(args, 2) + 4 * d * i, d)
+
+
+@kernel
+def copy_columns(args: int, begin: int, end: int, scratch: int) -> None:
+    """args: x, out, d of x, first column, columns; a unit is one row."""
+    d, width = arg(args, 2), arg(args, 4)
+    for row in range(begin, end):
+        _copy(arg(args, 0) + 4 * (d * row + arg(args, 3)), arg(args, 1) + 4 * width * row, width)
+
+
+@kernel
+def concat_rows(args: int, begin: int, end: int, scratch: int) -> None:
+    """args: a, b, out, d of a, d of b; a unit is one row."""
+    n_a, n_b = arg(args, 3), arg(args, 4)
+    for row in range(begin, end):
+        out = arg(args, 2) + 4 * (n_a + n_b) * row
+        _copy(arg(args, 0) + 4 * n_a * row, out, n_a)
+        _copy(arg(args, 1) + 4 * n_b * row, out + 4 * n_a, n_b)
 
 
 def record_take(tape: Tape, x: Buf, rows: Any) -> Buf:
@@ -287,4 +317,21 @@ def record_take(tape: Tape, x: Buf, rows: Any) -> Buf:
     n = tape.count(rows)
     out = tape.new(n, d)
     tape.op(take_rows, n, (x, rows, out, d), reads=[x], writes=[out])
+    return out
+
+
+def record_columns(tape: Tape, x: Buf, start: int, stop: int) -> Buf:
+    """Columns start..stop of rows of x."""
+    d, width = x.shape[-1], stop - start
+    out = tape.new(*x.shape[:-1], width)
+    tape.op(copy_columns, x.size // d, (x, out, d, start, width), reads=[x], writes=[out], step=8, grain=(x, d))
+    return out
+
+
+def record_concat(tape: Tape, a: Buf, b: Buf) -> Buf:
+    """Rows of a and b side by side."""
+    n_a, n_b = a.shape[-1], b.shape[-1]
+    out = tape.new(*a.shape[:-1], n_a + n_b)
+    args = (a, b, out, n_a, n_b)
+    tape.op(concat_rows, a.size // n_a, args, reads=[a, b], writes=[out], step=8, grain=(a, n_a))
     return out

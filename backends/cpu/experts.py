@@ -294,6 +294,16 @@ def record_expert_linear(tape: Tape, x: Buf, weight: QTensor, ids: Buf, bias: An
     return out
 
 
+def record_head_linear(tape: Tape, x: Buf, weight: QTensor) -> Buf:
+    """x (n, heads, k), weight (heads, m, k): (n, heads, m). Heads are experts that every row has chosen, in order."""
+    n, heads, _ = x.shape
+    key = "own matrices", int(n), heads
+    if key not in tape.shared:
+        ids = np.tile(np.arange(heads, dtype=np.int32), int(n))
+        tape.shared[key] = tape.external(ids, n, heads)
+    return record_expert_linear(tape, x, weight, tape.shared[key], None)
+
+
 def _product(
     weight: QTensor, address: int, m: int, layout: Layout, form: Buf, n: int, out: Buf, bias: Any, order: Any
 ) -> tuple[Any, ...]:

@@ -333,6 +333,21 @@ class CUDABackend(Backend):
             ew.add_bias[_blocks(y.size), THREADS](y.data, values, ids.data, n, y.size)
         return y
 
+    def head_linear(self, x: Array, weight: Weight) -> Array:
+        n, heads, _ = x.shape
+        return self.expert_linear(x, weight, self.ids(np.tile(np.arange(heads, dtype=np.int32), (n, 1))))
+
+    def columns(self, x: Array, start: int, stop: int) -> Array:
+        y = self._pool.take((*x.shape[:-1], stop - start))
+        ew.columns[_blocks(y.size), THREADS](x.data, y.data, x.shape[-1], start, stop - start, y.size)
+        return y
+
+    def concat(self, a: Array, b: Array) -> Array:
+        n_a, n_b = a.shape[-1], b.shape[-1]
+        y = self._pool.take((*a.shape[:-1], n_a + n_b))
+        ew.concat[_blocks(y.size), THREADS](a.data, b.data, y.data, n_a, n_b, y.size)
+        return y
+
     def combine(self, x: Array, weights: Array) -> Array:
         t, n_used, m = x.shape
         y = self._pool.take((t, m))

@@ -17,7 +17,9 @@ __all__ = [
     "ACTIVATIONS",
     "add",
     "add_bias",
+    "columns",
     "combine",
+    "concat",
     "layer_norm",
     "make_activate",
     "rms_norm",
@@ -242,6 +244,23 @@ def take(x, rows, y, d, total):
     i = cuda.grid(1)
     if i < total:
         y[i] = x[rows[i // d] * d + i % d]
+
+
+@cuda.jit
+def columns(x, y, d, start, width, total):
+    """Columns from `start` on of rows of d."""
+    i = cuda.grid(1)
+    if i < total:
+        y[i] = x[i // width * d + start + i % width]
+
+
+@cuda.jit
+def concat(a, b, y, n_a, n_b, total):
+    """Rows of n_a and n_b side by side."""
+    i = cuda.grid(1)
+    if i < total:
+        row, column = i // (n_a + n_b), i % (n_a + n_b)
+        y[i] = a[row * n_a + column] if column < n_a else b[row * n_b + column - n_a]
 
 
 @cuda.jit

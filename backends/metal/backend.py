@@ -203,6 +203,17 @@ class MetalBackend(Backend):
         y = self._products.experts(plain(x), weight, ids)
         return y if bias is None else y + self._norm(bias)[ids]
 
+    def head_linear(self, x: Array, weight: Weight) -> Array:
+        n, heads, _ = x.shape
+        own = mx.broadcast_to(mx.arange(heads, dtype=mx.uint32), (n, heads))
+        return self._products.experts(plain(x), weight, own)
+
+    def columns(self, x: Array, start: int, stop: int) -> Array:
+        return plain(x)[..., start:stop]
+
+    def concat(self, a: Array, b: Array) -> Array:
+        return mx.concatenate([plain(a), plain(b)], axis=-1)
+
     def combine(self, x: Array, weights: Array) -> Array:
         return mx.sum(x * weights[..., None], axis=1)
 

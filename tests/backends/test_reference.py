@@ -186,3 +186,12 @@ def test_experts() -> None:
     per_slot = B.expert_linear(np.stack([x, 2 * x], axis=1), weight(w), ids)
     assert per_slot[1, 1].tolist() == (2 * w[2, :, 1]).tolist()
     assert B.combine(per_slot, floats([0.5, 2], [1, 0]))[0].tolist() == (0.5 * w[2, :, 0] + 4 * w[0, :, 0]).tolist()
+
+
+def test_heads_with_their_own_matrices_and_columns() -> None:
+    w = np.arange(12).reshape(2, 3, 2).astype(np.float32)
+    x = np.stack([floats([1, 0], [0, 1]), floats([0, 2], [1, 1])])
+    found = B.head_linear(x, weight(w))
+    assert found.tolist() == [[[0, 2, 4], [7, 9, 11]], [[2, 6, 10], [13, 17, 21]]]
+    assert B.columns(found, 1, 3).tolist() == [[[2, 4], [9, 11]], [[6, 10], [17, 21]]]
+    assert B.concat(x, B.columns(found, 2, 3))[1].tolist() == [[0, 2, 10], [1, 1, 21]]

@@ -88,6 +88,18 @@ def test_each_pair_is_that_experts_linear(cpu, kind, n):
         assert (out[rows, slots] == single[rows]).all()
 
 
+@pytest.mark.parametrize("n", [1, 3, 40])
+def test_each_head_takes_its_own_matrix(cpu, n):
+    if jit_disabled() and n > 3:
+        pytest.skip("plain Python is slow")
+    rng = np.random.default_rng(SEED)
+    w, x = stacked(rng, "Q8_0", 4, 20, 64), rng.standard_normal((n, 256)).astype(np.float32)
+    out = run(cpu, x, lambda b, a: b.head_linear(a.reshape(a.shape[0], 4, 64), b.load(w)).reshape(a.shape[0], 80))
+    for head in range(4):
+        single = product(cpu, x[:, 64 * head :][:, :64].copy(), QTensor("one", w.type, (20, 64), w.data[head]), None)
+        assert (out[:, 20 * head :][:, :20] == single).all()
+
+
 @pytest.mark.parametrize("n", [1, 40])
 def test_experts_of_experts(cpu, n):
     """x (n, n_used, k): each slot has its own row (the down projection)."""

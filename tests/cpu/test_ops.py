@@ -99,6 +99,18 @@ def test_add_scale_take(cpu):
     agree(cpu, lambda k, batch, x: k.take(k.add(x, x), batch.output_rows), a)
 
 
+@pytest.mark.parametrize("n", [1, 3, 40])
+def test_columns_of_heads(cpu, n):
+    """Twice in one pass, over a product: the heads' ids and their order are made once."""
+
+    def op(b, _, x, w, back):
+        up = b.head_linear(b.columns(x, 3, 20), w)
+        return b.concat(b.concat(b.head_linear(up, back), b.columns(up, 0, 9)), x)
+
+    weights = {"w": tensor(normal(3, 24, 17)), "back": tensor(normal(3, 5, 24))}
+    agree(cpu, op, normal(n, 3, 21), **weights, rtol=2e-5, atol=2e-4)
+
+
 @pytest.mark.parametrize("adjacent", [False, True])
 @pytest.mark.parametrize(("dim", "n_dims"), [(64, 64), (24, 24), (80, 20)])
 def test_rope(cpu, adjacent, dim, n_dims):

@@ -213,6 +213,9 @@ def cases(backend: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "take", lambda: backend.take(x, batch.output_rows)
     for scoring in ("softmax", "softmax_topk", "sigmoid"):
         yield f"route {scoring}", lambda scoring=scoring: backend.route(array(2, 64), RouteSpec(8, scoring))
+    heads = array(2, 4, 64)
+    yield "columns", lambda: backend.columns(heads, 16, 48)
+    yield "concat", lambda: backend.concat(heads, heads)
     yield "combine", lambda: backend.combine(array(2, 8, dim), array(2, 8))
 
 

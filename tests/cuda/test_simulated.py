@@ -192,6 +192,16 @@ def test_rope_norms_and_activations(gpu: CUDABackend, adjacent: bool) -> None:
         np.testing.assert_allclose(got, reference.activate(kind, x, other), atol=2e-6, err_msg=kind)
 
 
+def test_heads_with_their_own_matrices_and_columns(gpu: CUDABackend) -> None:
+    rng, reference = np.random.default_rng(SEED), ReferenceBackend()
+    x, values = exact_rows(6, 32, rng).reshape(2, 3, 32), rng.standard_normal((3, 5, 32)).astype(np.float32)
+    weight = tensor(GGMLType.F32, values.view(np.uint8), (3, 5, 32))
+    found, expected = gpu.head_linear(up(gpu, x), gpu.load(weight)), reference.head_linear(x, reference.load(weight))
+    np.testing.assert_allclose(down(found), expected, rtol=1e-5, atol=1e-4)
+    assert np.array_equal(down(gpu.columns(up(gpu, x), 3, 9)), x[..., 3:9])
+    assert np.array_equal(down(gpu.concat(up(gpu, x), up(gpu, x[..., 3:9]))), np.concatenate([x, x[..., 3:9]], -1))
+
+
 @pytest.mark.parametrize("scoring", ["softmax", "softmax_topk", "sigmoid"])
 def test_route(gpu: CUDABackend, scoring: str) -> None:
     scores = np.random.default_rng(SEED).standard_normal((3, 6)).astype(np.float32)

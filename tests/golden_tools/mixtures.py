@@ -13,6 +13,7 @@ from tests.golden_tools.rules import (
     experts,
     gpt_oss_experts,
     granite_experts,
+    latent,
     moe_keys,
     shared_expert,
 )
@@ -40,7 +41,69 @@ SIGMOID_KEYS = {
     "expert_group_count": 1,
 }
 
+DEEPSEEK = {
+    **SIGMOID,
+    "norm_topk_prob": False,
+    "num_key_value_heads": 4,
+    "q_lora_rank": None,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+    "head_dim": 8,
+    "rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+}
+DEEPSEEK_KEYS = {
+    **moe_keys(2, 32),
+    "expert_shared_count": 2,
+    "leading_dense_block_count": 1,
+    "expert_weights_scale": 1.5,
+    "attention.kv_lora_rank": 32,
+    "rope.dimension_count": 8,
+    **YARN_KEYS,
+    "rope.scaling.yarn_log_multiplier": 0.0707,
+}
+LATENT_KEYS = {
+    "attention.head_count_kv": 1,
+    "attention.key_length": 40,
+    "attention.value_length": 32,
+    "attention.key_length_mla": 24,
+    "attention.value_length_mla": 24,
+}
+
 MIXTURES = [
+    Case(
+        "deepseek2",
+        "deepseek2",
+        "DeepseekV2",
+        {**DEEPSEEK, "q_lora_rank": 32},
+        {**DEEPSEEK_KEYS, **LATENT_KEYS, "attention.q_lora_rank": 32},
+        rule=latent(4, 16),
+    ),
+    Case(
+        "deepseek2-2024",
+        "deepseek2",
+        "DeepseekV2",
+        DEEPSEEK,
+        {**DEEPSEEK_KEYS, "attention.key_length": 24, "attention.value_length": 24},
+        rule=biased_experts,
+        llamacpp="has q in one matrix in models of 26 and 27 layers only (with 27 it was equal)",
+    ),
+    Case(
+        "glm4moelite",
+        "deepseek2",
+        "Glm4MoeLite",
+        {**DEEPSEEK, "norm_topk_prob": True, "q_lora_rank": 32, "rope_parameters": None},
+        {
+            **moe_keys(2, 32),
+            **SIGMOID_KEYS,
+            **LATENT_KEYS,
+            "attention.q_lora_rank": 32,
+            "attention.kv_lora_rank": 32,
+            "rope.dimension_count": 8,
+        },
+        rule=latent(4, 16),
+    ),
     Case(
         "glm4moe",
         "glm4moe",

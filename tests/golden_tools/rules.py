@@ -25,6 +25,7 @@ __all__ = [
     "gpt_oss_experts",
     "granite_experts",
     "grouped_qkv",
+    "latent",
     "moe_keys",
     "shared_expert",
     "transposed",
@@ -107,6 +108,19 @@ def grouped_qkv(n_groups: int) -> Rule:
             parts = (heads[:, :-2], heads[:, -2], heads[:, -1])
             data = np.concatenate([part.reshape(-1, *data.shape[1:]) for part in parts])
         return {name: data}
+
+    return rule
+
+
+def latent(n_heads: int, plain: int) -> Rule:
+    """As `biased_experts`; the matrix that expands keys and values, taken apart, the keys' transposed."""
+
+    def rule(name: str, data: Tensor) -> dict[str, Tensor]:
+        if name.endswith("kv_b_proj.weight"):
+            both, stem = data.reshape(n_heads, -1, data.shape[-1]), name.removesuffix("kv_b_proj.weight")
+            k, v = both[:, :plain].swapaxes(1, 2), both[:, plain:]
+            return {f"{stem}k_b_proj.weight": k, f"{stem}v_b_proj.weight": v}
+        return biased_experts(name, data)
 
     return rule
 

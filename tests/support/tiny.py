@@ -111,6 +111,7 @@ def tiny_gguf(
         f"{arch}.attention.sliding_window": window,
         f"{arch}.rope.freq_base": 10000.0,
         **_expert_keys(arch, ffn_dim, n_experts, n_experts_used),
+        **_latent_keys(arch, head_dim),
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens[:vocab_size],
@@ -140,6 +141,12 @@ def _expert_keys(arch: str, ffn_dim: int, n_experts: int, n_used: int) -> dict[s
         f"{arch}.expert_feed_forward_length": ffn_dim,
         f"{arch}.expert_shared_feed_forward_length": ffn_dim,
     }
+
+
+def _latent_keys(arch: str, head_dim: int) -> dict[str, int]:
+    if arch != "deepseek2":
+        return {}
+    return {f"{arch}.attention.kv_lora_rank": 2 * head_dim, f"{arch}.rope.dimension_count": head_dim // 2}
 
 
 def write_gguf(path: Path, arch: str, values: Mapping[str, Any], tensors: Mapping[str, np.ndarray], quant: str) -> None:
