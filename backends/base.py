@@ -85,7 +85,8 @@ class AttentionSpec:
     """softmax(softcap(scale * q.k)) v over positions max(0, p - window + 1) .. p (all when window is 0).
 
     `softcap` c > 0: c * tanh(score / c) before the mask. `sinks` (Weight of n_heads float32): one more logit per head
-    that takes probability and gives no value. `causal` False: every row sees its whole sequence (encoders)."""
+    that takes probability and gives no value. `causal` False (encoders): rows also see what comes after them, to the
+    end of their sequence, or with a window to position p + window - 1."""
 
     scale: float
     window: int = 0

@@ -209,9 +209,8 @@ def _times(x: Floats, weight: ReferenceWeight, expert: int | None = None) -> Flo
 def _visible(positions: Ints, cached: npt.NDArray[np.int64], spec: AttentionSpec) -> npt.NDArray[np.bool_]:
     """Which cached positions each row may see: bool (rows, cached)."""
     distance = positions[:, None] - cached[None, :]
-    if not spec.causal:
-        return np.ones_like(distance, dtype=bool)
-    return (distance >= 0) & ((distance < spec.window) if spec.window else True)
+    seen = distance >= 0 if spec.causal else np.ones_like(distance, dtype=bool)
+    return seen & (np.abs(distance) < spec.window) if spec.window else seen
 
 
 def _attend(q: Floats, k: Floats, v: Floats, seen: npt.NDArray[np.bool_], spec: AttentionSpec) -> Floats:

@@ -91,8 +91,9 @@ class ModelConfig:
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
-        """Layers grouped by window: one block table each, full attention first."""
-        windows = self.windows or (0,) * self.n_layers
+        """Layers grouped by window: one block table each, full attention first. An encoder's windows need no table of
+        their own: its texts come whole."""
+        windows = (self.windows if self.causal else ()) or (0,) * self.n_layers
         return tuple(
             CacheGroup("window" if w else "full", tuple(i for i, x in enumerate(windows) if x == w), w)
             for w in sorted(set(windows))

@@ -33,6 +33,7 @@ _CLASSES = {
     "exaone4": "exaone4.Exaone4",
     "falcon": "falcon.Falcon",
     "gemma": "gemma.Gemma",
+    "gemma-embedding": "gemma_embedding.GemmaEmbedding",
     "gemma2": "gemma2.Gemma2",
     "gemma3": "gemma3.Gemma3",
     "glm4": "glm4.Glm4",

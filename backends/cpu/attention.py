@@ -99,10 +99,13 @@ def _partition(kv_type: str, k_dim: int, v_dim: int, group: int, rows: int) -> A
         window, causal = arg(args, 16), arg(args, 18)
         context = load_i32(arg(args, 19) + 4 * sequence)
         low_all, high_all = 0, context - start
+        last = load_i32(arg(args, 4) + 4 * (first_row + n_rows - 1)) - start
         if causal != 0:
-            high_all = load_i32(arg(args, 4) + 4 * (first_row + n_rows - 1)) + 1 - start
-            if window != 0:
-                low_all = max(load_i32(arg(args, 4) + 4 * first_row) - window + 1 - start, 0)
+            high_all = last + 1
+        elif window != 0:
+            high_all = min(high_all, last + window)
+        if window != 0:
+            low_all = max(load_i32(arg(args, 4) + 4 * first_row) - window + 1 - start, 0)
         high_all = min(high_all, PARTITION)
         first_block = low_all // BLOCK_SIZE
         n = (high_all + BLOCK_SIZE - 1) // BLOCK_SIZE * BLOCK_SIZE
@@ -125,11 +128,13 @@ def _partition(kv_type: str, k_dim: int, v_dim: int, group: int, rows: int) -> A
         cap = float_of_bits(arg(args, 15))
         for i in range(n_rows):
             low, high = 0, high_all
+            position = load_i32(arg(args, 4) + 4 * (first_row + i)) - start
             if causal != 0:
-                position = load_i32(arg(args, 4) + 4 * (first_row + i))
-                high = min(position + 1 - start, high_all)
-                if window != 0:
-                    low = position - window + 1 - start
+                high = min(position + 1, high_all)
+            elif window != 0:
+                high = min(position + window, high_all)
+            if window != 0:
+                low = position - window + 1
             for g in range(group):
                 r = i * group + g
                 if cap > ZERO:

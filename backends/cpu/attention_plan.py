@@ -113,8 +113,10 @@ class Plan:
                 low, high = 0, length - 1
                 if self._causal:
                     high = int(batch.positions[first + n - 1])
-                    if self._window:
-                        low = max(0, int(batch.positions[first]) - self._window + 1)
+                elif self._window:
+                    high = min(high, int(batch.positions[first + n - 1]) + self._window - 1)
+                if self._window:
+                    low = max(0, int(batch.positions[first]) - self._window + 1)
                 tiles.append((first, n, s, low // PARTITION, high // PARTITION + 1))
         return tiles
 

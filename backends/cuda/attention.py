@@ -71,6 +71,8 @@ def make_partial(dim: int, v_dim: int, group: int, size: int, quantised: bool) -
         start = partition * length
         if window > 0:
             start = max(start, positions[row] - window + 1)
+            if not causal:
+                last = min(last, positions[row] + window - 1)
         stop = min((partition + 1) * length - 1, last)
         for p in range(start, stop + 1):
             at = (table[seqs[row] * width + p // size] * size + p % size) * kv_heads + head

@@ -31,17 +31,17 @@ def attention_ops(q: mx.array, kv: MetalKV, batch: Batch, spec: AttentionSpec) -
 def _rows(q: mx.array, rows: slice, kv: MetalKV, batch: Batch, spec: AttentionSpec, seq: int) -> mx.array:
     """Some rows of one sequence."""
     positions = batch.positions[rows]
-    start, stop = 0, int(batch.context_lens[seq])
-    if spec.causal:
-        start, stop = max(0, int(positions[0]) - spec.window + 1) if spec.window else 0, int(positions[-1]) + 1
+    start = max(0, int(positions[0]) - spec.window + 1) if spec.window else 0
+    stop = int(positions[-1]) + 1 if spec.causal else int(batch.context_lens[seq])
     size, seen = kv.spec.block_size, np.arange(start, stop)
     slots = batch.block_tables[kv.spec.group][seq][seen // size] * size + seen % size
     slots = mx.array(slots.astype(np.int32))
     k, v = kv.k.read(slots).transpose(1, 0, 2), kv.v.read(slots).transpose(1, 0, 2)
     mask = None
-    if spec.causal and len(positions) > 1:
-        visible = seen <= positions[:, None]
-        mask = mx.array(visible & (seen > positions[:, None] - spec.window) if spec.window else visible)
+    if (spec.causal or spec.window) and len(positions) > 1:
+        ahead = seen - positions[:, None]
+        visible = ahead <= 0 if spec.causal else ahead < spec.window
+        mask = mx.array(visible & (ahead > -spec.window) if spec.window else visible)
     sinks = None if spec.sinks is None else spec.sinks.dense
     queries = q[rows].transpose(1, 0, 2)
     if spec.softcap:

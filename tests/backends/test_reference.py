@@ -74,7 +74,7 @@ def test_rope_is_a_rotation_by_position_times_frequency(adjacent: bool) -> None:
 def attend_by_hand(q: np.ndarray, k: np.ndarray, v: np.ndarray, position: int, spec: AttentionSpec) -> np.ndarray:
     """One query head over rows of one key/value head, in float64."""
     first = max(0, position - spec.window + 1) if spec.window else 0
-    last = position if spec.causal else len(k) - 1
+    last = position if spec.causal else min(len(k), position + (spec.window or len(k))) - 1
     scores = k[first : last + 1].astype(np.float64) @ q * spec.scale
     if spec.softcap:
         scores = spec.softcap * np.tanh(scores / spec.softcap)
@@ -91,8 +91,9 @@ def attend_by_hand(q: np.ndarray, k: np.ndarray, v: np.ndarray, position: int, s
         AttentionSpec(0.5, softcap=1.5),
         AttentionSpec(0.5, window=3, sinks=weight(floats(0.7, 0.7, 0.7, 0.7))),
         AttentionSpec(0.5, causal=False),
+        AttentionSpec(0.5, causal=False, window=3),
     ],
-    ids=["full", "window", "softcap", "sinks", "encoder"],
+    ids=["full", "window", "softcap", "sinks", "encoder", "encoder with a window"],
 )
 def test_attention(spec: AttentionSpec) -> None:
     rng = np.random.default_rng(5)

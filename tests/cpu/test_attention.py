@@ -71,6 +71,7 @@ CASES = [
     LLAMA,
     dict(LLAMA, window=70, softcap=5.0),
     dict(LLAMA, causal=False),
+    dict(LLAMA, causal=False, window=70),
     dict(WIDE, window=270),
     dict(WIDE, softcap=5.0),
     ODD,

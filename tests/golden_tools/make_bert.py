@@ -1,4 +1,5 @@
-"""Make tests/data/goldens/bert and nomic-bert: tiny random encoders, their hidden states in transformers, their GGUF.
+"""Make tests/data/goldens/bert, nomic-bert and gemma-embedding: tiny random encoders, their hidden states in
+transformers, their GGUF.
 
 python -m tests.golden_tools.make_bert OUT_FOLDER
 """
@@ -8,14 +9,16 @@ from __future__ import annotations
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import torch
 import transformers
 
-from tests.golden_tools.cases import VOCAB
-from tests.golden_tools.make_goldens import LENGTHS, SEED, write
+from tests.golden_tools.make_goldens import LENGTHS, SEED, converted, random_weights, write
+from tests.golden_tools.make_goldens import metadata as decoder_metadata
+from tests.golden_tools.rules import COMMON, VOCAB, WINDOW, Case
 
 CONTEXT = 64
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -121,20 +124,50 @@ def metadata(model: transformers.PreTrainedModel, arch: str) -> dict[str, object
     }
 
 
+def save(folder: Path, arch: str, model: Any, head: np.ndarray, keys: dict[str, Any], values: Any) -> None:
+    """`head`: what follows the model's last hidden states, (dim, dim)."""
+    folder = folder / arch
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(SEED)
+    golden = {}
+    for i, length in enumerate(LENGTHS):
+        ids = rng.choice(VOCAB - 5, length, replace=False).astype(np.int32) + 5
+        with torch.no_grad():
+            hidden = model(torch.from_numpy(ids.astype(np.int64))[None]).last_hidden_state[0]
+        golden |= {f"ids_{i}": ids, f"hidden_{i}": hidden.numpy() @ head.T}
+    np.savez_compressed(folder / "golden.npz", **golden)
+    write(folder / f"{arch}-f16.gguf", arch, keys, values)
+
+
+def gemma(folder: Path) -> None:
+    """EmbeddingGemma: Gemma 3 that sees both ways, six layers, and the two products of sentence-transformers."""
+    window = {"attention.sliding_window": WINDOW, "rope.freq_base": 1e6, "pooling_type": 1}
+    case = Case("gemma-embedding", "gemma-embedding", "Gemma3", keys=window, norm_plus_one=True, rule=below_model)
+    config = transformers.Gemma3TextConfig(
+        **{**COMMON, "num_hidden_layers": 6, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": WINDOW},
+        use_bidirectional_attention=True,
+        attn_implementation="eager",
+    )
+    model = transformers.Gemma3TextModel(config).float().eval()
+    with torch.no_grad():
+        random_weights(model, case)
+    rng = np.random.default_rng(SEED)
+    dense = {f"dense_{i}.weight": rng.standard_normal(shape) / 8 for i, shape in ((2, (96, 64)), (3, (64, 96)))}
+    dense = {name: data.astype(np.float16).astype(np.float32) for name, data in dense.items()}
+    head = dense["dense_3.weight"] @ dense["dense_2.weight"]
+    save(folder, case.arch, model, head, decoder_metadata(model, case), converted(model, case) | dense)
+
+
+def below_model(name: str, data: np.ndarray) -> dict[str, np.ndarray]:
+    """A model without a head calls its tensors without the first word."""
+    return {f"model.{name}": data}
+
+
 def main() -> None:
     for arch in ("bert", "nomic-bert"):
-        folder = Path(sys.argv[1]) / arch
-        folder.mkdir(parents=True, exist_ok=True)
         model = build(arch)
-        rng = np.random.default_rng(SEED)
-        golden = {}
-        for i, length in enumerate(LENGTHS):
-            ids = rng.choice(VOCAB - 5, length, replace=False).astype(np.int32) + 5
-            with torch.no_grad():
-                hidden = model(torch.from_numpy(ids.astype(np.int64))[None]).last_hidden_state[0]
-            golden |= {f"ids_{i}": ids, f"hidden_{i}": hidden.numpy()}
-        np.savez_compressed(folder / "golden.npz", **golden)
-        write(folder / f"{arch}-f16.gguf", arch, metadata(model, arch), tensors(model, arch))
+        save(Path(sys.argv[1]), arch, model, np.eye(64, dtype=np.float32), metadata(model, arch), tensors(model, arch))
+    gemma(Path(sys.argv[1]))
 
 
 if __name__ == "__main__":
