@@ -228,8 +228,8 @@ class Backend(ABC):
     @abstractmethod
     def activate(self, kind: str, gate: Array, up: Array | None = None) -> Array:
         """f(gate) * up (f(gate) when up is None), elementwise. `kind`: "silu", "gelu" (erf), "gelu_tanh", "relu",
-        "relu2" (its square), "sigmoid", "tanh", "swiglu_oai" (gate clipped at 7, up clipped to +-7,
-        gate * sigmoid(1.702 gate) * (up + 1))."""
+        "relu2" (its square), "sigmoid", "tanh", "exp_rest" (exp(n) - 1 - n of n = min(gate, 0)), "swiglu_oai" (gate
+        clipped at 7, up clipped to +-7, gate * sigmoid(1.702 gate) * (up + 1))."""
 
     @abstractmethod
     def add(self, a: Array, b: Array, scale: float = 1.0) -> Array:

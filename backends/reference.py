@@ -266,6 +266,7 @@ _ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
     "relu2": lambda x: np.square(np.maximum(x, np.float32(0))),
     "sigmoid": _sigmoid,
     "tanh": np.tanh,
+    "exp_rest": lambda x: np.expm1(np.minimum(x, np.float32(0))) - np.minimum(x, np.float32(0)),
 }
 
 _SCORINGS: dict[str, Callable[[Floats], Floats]] = {

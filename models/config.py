@@ -88,6 +88,8 @@ class ModelConfig:
     pooling: str = ""
     """"", "mean", "cls" or "last": how embeddings are pooled where the file says so."""
     extra: dict[str, float] = field(default_factory=dict)
+    per_layer: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Constants that differ from layer to layer."""
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:

@@ -21,7 +21,7 @@ from edgellm.models.metadata import Metadata, base_config
 from edgellm.models.mixture import MIXTURE_KEYS, feed_forward, mixture_config
 from edgellm.models.tensors import Tensors
 
-__all__ = ["DeepSeek2"]
+__all__ = ["MLA_KEYS", "DeepSeek2", "LatentAttention", "latent_config"]
 
 MLA_KEYS = ("attention.key_length_mla", "attention.kv_lora_rank")
 GLM_FLASH = 47, 154880
@@ -100,21 +100,23 @@ class DeepSeek2(Decoder):
     def read_config(meta: Metadata) -> ModelConfig:
         c = base_config(meta, adjacent=True, computes=(*MIXTURE_KEYS, *MLA_KEYS))
         scoring = "sigmoid" if (c.n_layers, c.vocab_size) == GLM_FLASH else "softmax"
-        rank = meta.integer("attention.kv_lora_rank", low=1)
-        key, value = (
-            meta.integer(f"attention.{name}_length_mla", head, low=1)
-            for name, head in (("key", c.k_dim), ("value", c.v_dim))
-        )
-        n_rotated = meta.integer("rope.dimension_count", low=2, high=key - 1)
         # YaRN's magnitudes of q and k cancel out but for mscale_all_dim's, which is on the scores.
         stretch = math.log(c.rope.factor) if c.rope.scaling == "yarn" and c.rope.factor > 1 else 0.0
         magnitude = 1 + stretch * meta.number("rope.scaling.yarn_log_multiplier", 0.0, low=0)
-        return replace(
-            mixture_config(meta, c, scoring),
-            n_kv_heads=1,
-            k_dim=rank + n_rotated,
-            v_dim=rank,
-            attn_scale=magnitude**2 / math.sqrt(key),
-            rope=replace(c.rope, yarn_magnitude=1.0),
-            extra={"key_dim": key, "value_dim": value, "q_rank": meta.integer("attention.q_lora_rank", 0)},
-        )
+        made = latent_config(meta, mixture_config(meta, c, scoring), c.v_dim)
+        return replace(made, attn_scale=magnitude**2 * made.attn_scale, rope=replace(c.rope, yarn_magnitude=1.0))
+
+
+def latent_config(meta: Metadata, c: ModelConfig, value_dim: int) -> ModelConfig:
+    """Cache and heads of latent attention. `value_dim`: width of a head's values where the file does not say."""
+    rank = meta.integer("attention.kv_lora_rank", low=1)
+    key = meta.integer("attention.key_length_mla", c.k_dim, low=1)
+    n_rotated = meta.integer("rope.dimension_count", low=2, high=key - 1)
+    sizes = {
+        "key_dim": key,
+        "value_dim": meta.integer("attention.value_length_mla", value_dim, low=1),
+        "q_rank": meta.integer("attention.q_lora_rank", 0),
+    }
+    return replace(
+        c, n_kv_heads=1, k_dim=rank + n_rotated, v_dim=rank, attn_scale=1 / math.sqrt(key), extra={**c.extra, **sizes}
+    )

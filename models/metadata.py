@@ -75,6 +75,15 @@ class Metadata:
             raise UnsupportedModel(f"{self.arch}.{key} must be a number from {low} to {high}, not {_short(value)}")
         return float(value)
 
+    def numbers(self, key: str, n: int) -> tuple[float, ...]:
+        """A finite number for each of n layers; `key` has no prefix."""
+        value = self.values.get(key)
+        if value is None or isinstance(value, (str, int, float)) or len(value) != n:
+            raise UnsupportedModel(f"{self.arch} models of {n} layers need {n} numbers under the metadata key {key}")
+        if not all(isinstance(x, (int, float)) and math.isfinite(x) for x in value):
+            raise UnsupportedModel(f"the metadata key {key} must hold finite numbers")
+        return tuple(float(x) for x in value)
+
     def text(self, key: str, default: str, allowed: Sequence[str]) -> str:
         """One of a few words."""
         value = self._get(key, default)

@@ -4,6 +4,7 @@ a divisor); first files do not hold them, they are those of MiniCPM-2B then. q a
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from edgellm.models.config import ModelConfig
 from edgellm.models.decoder import Decoder
@@ -21,10 +22,12 @@ class MiniCPM(Decoder):
     @staticmethod
     def read_config(meta: Metadata) -> ModelConfig:
         n_layers, dim = meta.integer("block_count", low=1), meta.integer("embedding_length", low=1)
-        return base_config(
+        c = base_config(
             meta,
             adjacent=True,
             embedding_scale=meta.number("embedding_scale", 12.0),
             residual_scale=meta.number("residual_scale", 1.4 / math.sqrt(n_layers)),
             logit_scale=1 / (meta.number("logit_scale", dim / 256, low=0) or 1.0),
         )
+        # Files with LongRoPE's two tables need not say so.
+        return replace(c, rope=replace(c.rope, scaling="longrope")) if c.rope.scaling == "none" else c

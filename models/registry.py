@@ -20,6 +20,7 @@ __all__ = ["SUPPORTED", "config_from_metadata", "load_model", "model_class"]
 
 _CLASSES = {
     "afmoe": "afmoe.AfMoE",
+    "apertus": "apertus.Apertus",
     "arcee": "arcee.Arcee",
     "bert": "bert.Bert",
     "chatglm": "chatglm.ChatGLM",
@@ -49,6 +50,7 @@ _CLASSES = {
     "internlm2": "llama.Llama",
     "llama": "llama.Llama",
     "minicpm": "minicpm.MiniCPM",
+    "minicpm3": "minicpm3.MiniCPM3",
     "mistral3": "mistral3.Mistral3",
     "nemotron": "nemotron.Nemotron",
     "nomic-bert": "nomic_bert.NomicBert",

@@ -32,7 +32,7 @@ from edgellm.backends.cpu.simd import (
     sum_f32x8,
 )
 from edgellm.backends.cpu.tape import Buf, Tape
-from edgellm.backends.cpu.vecmath import ONE, ZERO, arg, gelu8, load_part, sigmoid8, store_part, tanh8
+from edgellm.backends.cpu.vecmath import ONE, ZERO, arg, exp8, gelu8, load_part, sigmoid8, store_part, tanh8
 
 __all__ = [
     "record_activate",
@@ -163,6 +163,12 @@ def _tanh(x: Vector, up: Vector) -> Vector:
 
 
 @inline
+def _exp_rest(x: Vector, up: Vector) -> Vector:
+    below = minimum(x, splat_f32x8(ZERO))
+    return mul(sub(sub(exp8(below), splat_f32x8(ONE)), below), up)
+
+
+@inline
 def _swiglu_oai(x: Vector, up: Vector) -> Vector:
     gate = minimum(x, splat_f32x8(LIMIT))
     clipped = minimum(maximum(up, splat_f32x8(-LIMIT)), splat_f32x8(LIMIT))
@@ -177,6 +183,7 @@ FUNCTIONS = {
     "relu2": _relu2,
     "sigmoid": _sigmoid,
     "tanh": _tanh,
+    "exp_rest": _exp_rest,
     "swiglu_oai": _swiglu_oai,
 }
 

@@ -179,6 +179,12 @@ def _tanh(x):
 
 
 @cuda.jit(device=True)
+def _exp_rest(x):
+    below = min(x, f32(0.0))
+    return math.expm1(below) - below
+
+
+@cuda.jit(device=True)
 def _swiglu_oai(x):
     x = min(x, f32(7.0))
     return x * _sigmoid(f32(1.702) * x)
@@ -192,6 +198,7 @@ ACTIVATIONS = {
     "relu2": _relu2,
     "sigmoid": _sigmoid,
     "tanh": _tanh,
+    "exp_rest": _exp_rest,
     "swiglu_oai": _swiglu_oai,
 }
 

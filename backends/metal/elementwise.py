@@ -29,6 +29,7 @@ _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "relu2": lambda x: mx.square(mx.maximum(x, 0)),
     "sigmoid": mx.sigmoid,
     "tanh": mx.tanh,
+    "exp_rest": lambda x: mx.expm1(mx.minimum(x, 0)) - mx.minimum(x, 0),
 }
 
 

@@ -150,6 +150,8 @@ def test_activations() -> None:
     assert np.allclose(B.activate("gelu", x), 0.5 * x * (1 + erf))
     assert np.allclose(B.activate("gelu_tanh", x), [[-0.15880801, 0, 1.9545977]], atol=1e-6)
     assert B.activate("relu", x).tolist() == [[0, 0, 2]]
+    rest = B.activate("exp_rest", floats([-2, 0, 3]))
+    assert np.allclose(rest, [[math.exp(-2) + 1, 0, 0]])
     assert B.activate("relu2", x).tolist() == [[0, 0, 4]]
     assert B.activate("sigmoid", floats([0]), floats([3])).tolist() == [[1.5]]
     assert np.allclose(B.activate("tanh", x), np.tanh(x))

@@ -70,7 +70,9 @@ def test_norms(cpu, shape, weight):
     agree(cpu, lambda b, _, x, w, c: b.layer_norm(x, w, c, 1e-5), normal(*shape), w=w, c=w)
 
 
-@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh", "swiglu_oai"])
+@pytest.mark.parametrize(
+    "kind", ["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh", "exp_rest", "swiglu_oai"]
+)
 def test_activate(cpu, kind):
     x = np.concatenate([normal(1, 2051) * 4, np.linspace(-100, 100, 2051, dtype=np.float32)[None]])
     agree(cpu, lambda b, _, x, y: b.activate(kind, x, y), x, normal(2, 2051), rtol=3e-6)

@@ -204,7 +204,7 @@ def cases(backend: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
                 q = array(1, kv_heads * group, head)
                 yield label, lambda kv=kv, q=q: backend.attention(q, kv, batch, AttentionSpec(0.1, 9, 30.0))
     x = array(2, ffn)
-    for kind_ in ("silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh", "swiglu_oai"):
+    for kind_ in ("silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh", "exp_rest", "swiglu_oai"):
         yield kind_, lambda kind_=kind_: backend.activate(kind_, x, x)
     yield "silu alone", lambda: backend.activate("silu", x)
     yield "add", lambda: backend.add(x, x, 0.5)

@@ -188,7 +188,7 @@ def test_rope_norms_and_activations(gpu: CUDABackend, adjacent: bool) -> None:
         expected = getattr(reference, norm)(x, reference.load(weight), *extra, 1e-5)
         np.testing.assert_allclose(down(got), expected, atol=2e-6)
     other = rng.standard_normal(x.shape).astype(np.float32)
-    for kind in ("silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh", "swiglu_oai"):
+    for kind in ("silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh", "exp_rest", "swiglu_oai"):
         got = down(gpu.activate(kind, up(gpu, x), up(gpu, other)))
         np.testing.assert_allclose(got, reference.activate(kind, x, other), atol=2e-6, err_msg=kind)
 

@@ -22,6 +22,7 @@ from tests.golden_tools.rules import (
     Case,
     grouped_qkv,
     transposed,
+    without_activation,
 )
 
 __all__ = ["CASES"]
@@ -225,6 +226,34 @@ DENSE = [
         {"partial_rotary_factor": 0.5, "head_dim": 16},
         {"rope.dimension_count": 8},
         norm_plus_one=True,
+    ),
+    Case("apertus", "apertus", "Apertus", {"rope_parameters": ROPE_LLAMA3}, rule=without_activation),
+    Case(
+        "minicpm3",
+        "minicpm3",
+        "MiniCPM3",
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 32,
+            "kv_lora_rank": 32,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0, 1.2, 1.5, 2.0],
+                "long_factor": [1.0, 2.0, 3.0, 4.0],
+                "original_max_position_embeddings": CONTEXT,
+            },
+        },
+        {
+            "attention.q_lora_rank": 32,
+            "attention.kv_lora_rank": 32,
+            "attention.key_length": 24,
+            "attention.value_length": None,
+            "rope.dimension_count": 8,
+        },
     ),
     Case("arcee", "arcee", "Arcee", {"rope_parameters": YARN, "head_dim": 16}, YARN_KEYS, permuted=True),
     # MiniCPM has no class in transformers; Granite's is the same with the plain attention scale.

@@ -37,6 +37,8 @@ def random_weights(model: torch.nn.Module, case: Case) -> None:
     """Wide enough that positions, windows and experts matter; matrices exact in float16."""
     for name, parameter in model.state_dict().items():
         rng = np.random.default_rng([SEED, zlib.crc32(f"{case.name}/{name}".encode())])
+        if not parameter.shape:  # a constant of an activation
+            continue
         values = rng.standard_normal(tuple(parameter.shape))
         is_norm = "norm" in name.rsplit(".", 2)[-2] or ".norms." in name or ".ln_" in name
         if is_norm and name.endswith("weight"):
@@ -174,7 +176,8 @@ def metadata(model: Any, case: Case) -> dict[str, Any]:
     }
     tokens = [*CONTROL, *byte_tokens(), *(m.replace(" ", "") for m in MERGES)]
     assert len(tokens) == VOCAB
-    return {f"{case.arch}.{k}": v for k, v in keys.items()} | {
+    return {f"{case.arch}.{k}": v for k, v in keys.items() if v is not None} | {
+        **xielu(model),
         "general.name": f"golden-{case.name.replace('phi', 'p')}",  # llama.cpp wants Phi tokens of a "phi3"
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
@@ -185,6 +188,13 @@ def metadata(model: Any, case: Case) -> dict[str, Any]:
         "tokenizer.ggml.eos_token_id": 0,
         "tokenizer.ggml.add_bos_token": False,
     }
+
+
+def xielu(model: Any) -> dict[str, list[float]]:
+    """Apertus: the numbers of each layer's activation, under keys without the architecture's prefix."""
+    acts = [layer.mlp.act_fn for layer in model.model.layers] if "Apertus" in type(model).__name__ else []
+    names = ("alpha_p", "alpha_n", "beta", "eps") if acts else ()
+    return {f"xielu.{name}": [float(getattr(act, name).detach()) for act in acts] for name in names}
 
 
 def write(path: Path, arch: str, keys: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:

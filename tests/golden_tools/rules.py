@@ -29,6 +29,7 @@ __all__ = [
     "moe_keys",
     "shared_expert",
     "transposed",
+    "without_activation",
 ]
 
 VOCAB, CONTEXT, WINDOW = 272, 256, 8
@@ -53,7 +54,7 @@ COMMON = {
 
 @dataclass
 class Case:
-    """`keys`: GGUF keys without the architecture's prefix, beyond the common ones."""
+    """`keys`: GGUF keys without the architecture's prefix, beyond the common ones; None takes one away."""
 
     name: str
     arch: str
@@ -123,6 +124,11 @@ def latent(n_heads: int, plain: int) -> Rule:
         return biased_experts(name, data)
 
     return rule
+
+
+def without_activation(name: str, data: Tensor) -> dict[str, Tensor]:
+    """The numbers of an activation are metadata."""
+    return {} if ".act_fn." in name else {name: data}
 
 
 def transposed(name: str, data: Tensor) -> dict[str, Tensor]:

@@ -157,6 +157,16 @@ def test_hunyuan_s_base_is_in_the_file_or_stretched_by_alpha() -> None:
         config_from_metadata({**LLAMA, "llama.rope.scaling.alpha": 2.0})
 
 
+@pytest.mark.parametrize("numbers", [None, 0.5, [0.5], [0.5, float("nan")], ["a", "b"]])
+def test_numbers_of_each_layer_are_checked(numbers: object) -> None:
+    keys = {f"xielu.{name}": [0.5, 0.25] for name in ("alpha_n", "alpha_p", "beta")}
+    found = config_from_metadata(as_arch("apertus") | keys).per_layer
+    assert found["beta"] == (0.5, 0.25)
+    assert found["below"][1] - 0.25 == pytest.approx(np.log1p(np.exp(0.25)))
+    with pytest.raises(UnsupportedModel, match=r"xielu\.alpha_p"):
+        config_from_metadata(as_arch("apertus") | keys | {"xielu.alpha_p": numbers})
+
+
 def test_layers_that_do_not_rotate_and_pairing_of_the_vision_model() -> None:
     assert config_from_metadata(as_arch("granite")).rope_layers == ()
     assert config_from_metadata(as_arch("granite", rope__scaling__finetuned=False)).rope_layers == (False, False)

@@ -112,6 +112,7 @@ def tiny_gguf(
         f"{arch}.rope.freq_base": 10000.0,
         **_expert_keys(arch, ffn_dim, n_experts, n_experts_used),
         **_latent_keys(arch, head_dim),
+        **_activation_keys(arch, n_layers),
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens[:vocab_size],
@@ -144,9 +145,14 @@ def _expert_keys(arch: str, ffn_dim: int, n_experts: int, n_used: int) -> dict[s
 
 
 def _latent_keys(arch: str, head_dim: int) -> dict[str, int]:
-    if arch != "deepseek2":
+    if arch not in ("deepseek2", "minicpm3"):
         return {}
     return {f"{arch}.attention.kv_lora_rank": 2 * head_dim, f"{arch}.rope.dimension_count": head_dim // 2}
+
+
+def _activation_keys(arch: str, n_layers: int) -> dict[str, list[float]]:
+    names = ("alpha_p", "alpha_n", "beta") if arch == "apertus" else ()
+    return {f"xielu.{name}": [0.5] * n_layers for name in names}
 
 
 def write_gguf(path: Path, arch: str, values: Mapping[str, Any], tensors: Mapping[str, np.ndarray], quant: str) -> None:
