@@ -25,7 +25,7 @@ EXTRA = {
     "rope.scaling.original_context_length": 64,
     "rope.scaling.yarn_beta_fast": 32.0,
     "rope.scaling.yarn_beta_slow": 1.0,
-    "rope.dimension_count": 16,
+    "rope.dimension_count": 8,
     "attention.sliding_window_pattern": 2,
     "logit_scale": 1.0,
     "use_parallel_residual": False,
