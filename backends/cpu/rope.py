@@ -1,6 +1,8 @@
 """Rotary embedding: (a, b) -> (a cos - b sin, a sin + b cos) over the pairs of each head.
 
 cos and sin come from a table made per step in numpy (positions are few, and its sine is exact to the last bit or two).
+For a few rows, of answers that grow, they are made for a run of positions at once: numpy's sine, which nothing else in
+a step needs, takes 0.25 ms where weights have just driven it out of the caches.
 A unit is one head of one token.
 """
 
@@ -73,6 +75,39 @@ def _rotation(adjacent: bool) -> Kernel:
 
 ROTATIONS = {adjacent: _rotation(adjacent) for adjacent in (False, True)}
 Tables = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+FEW_ROWS = 16
+RUN = 64
+"""Positions that are made at once for steps of up to FEW_ROWS rows."""
+RUNS_KEPT = 2 * FEW_ROWS
+
+
+def angles(spec: RopeSpec, positions: npt.NDArray[np.int32], variants: npt.NDArray[np.int32]) -> Tables:
+    """cos and sin, float32 (len(positions), n_dims / 2)."""
+    angle = positions[:, None].astype(np.float32) * spec.inv_freq[variants]
+    magnitude = spec.magnitude[variants][:, None]
+    return np.cos(angle) * magnitude, np.sin(angle) * magnitude
+
+
+class RunsOfAngles:
+    """`angles` for a few rows from runs of RUN positions, the same bits."""
+
+    def __init__(self, spec: RopeSpec):
+        self._spec = spec
+        self._runs: dict[tuple[int, int], Tables] = {}
+
+    def fill(self, batch: Batch, cos: npt.NDArray[np.float32], sin: npt.NDArray[np.float32]) -> None:
+        """Write the rows of a batch."""
+        rows = zip(batch.positions.tolist(), batch.rope_variants.tolist(), strict=True)
+        for i, (position, variant) in enumerate(rows):
+            run = self._runs.get((position // RUN, variant)) or self._make(position // RUN, variant)
+            cos[i], sin[i] = run[0][position % RUN], run[1][position % RUN]
+
+    def _make(self, number: int, variant: int) -> Tables:
+        if len(self._runs) >= RUNS_KEPT:
+            self._runs.clear()
+        positions = np.arange(number * RUN, (number + 1) * RUN, dtype=np.int32)
+        run = self._runs[number, variant] = angles(self._spec, positions, np.full(RUN, variant, np.int32))
+        return run
 
 
 def _tables(tape: Tape, spec: RopeSpec) -> Tables:
@@ -80,12 +115,13 @@ def _tables(tape: Tape, spec: RopeSpec) -> Tables:
     key = ("rope", id(spec))
     if key not in tape.shared:
         cos, sin = (np.zeros((tape.n_tokens, spec.n_dims // 2), np.float32) for _ in range(2))
+        runs = RunsOfAngles(spec)
 
         def fill(batch: Batch) -> None:
-            angle = batch.positions[:, None].astype(np.float32) * spec.inv_freq[batch.rope_variants]
-            magnitude = spec.magnitude[batch.rope_variants][:, None]
-            np.multiply(np.cos(angle), magnitude, out=cos[: batch.n_tokens])
-            np.multiply(np.sin(angle), magnitude, out=sin[: batch.n_tokens])
+            if batch.n_tokens <= FEW_ROWS:
+                runs.fill(batch, cos, sin)
+            else:
+                cos[: batch.n_tokens], sin[: batch.n_tokens] = angles(spec, batch.positions, batch.rope_variants)
 
         tape.replay.append(fill)
         tape.shared[key] = (cos, sin)

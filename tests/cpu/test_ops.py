@@ -9,6 +9,7 @@ import pytest
 
 from edgellm.backends.base import RopeSpec
 from edgellm.backends.cpu.backend import CPUBackend
+from edgellm.backends.cpu.rope import FEW_ROWS, RunsOfAngles, angles
 from edgellm.backends.reference import ReferenceBackend
 from edgellm.quants import GGMLType
 from tests.cpu.support import Cache, constant, tensor
@@ -119,6 +120,22 @@ def test_rope(cpu, adjacent, dim, n_dims):
     inverse = (10000.0 ** (-np.arange(n_dims // 2) / (n_dims // 2))).astype(np.float32)
     spec = RopeSpec(n_dims, adjacent, np.stack([inverse, inverse / 2]), np.array([1.0, 1.1], np.float32))
     agree(cpu, lambda b, batch, x: b.rope(x, batch, spec), normal(5, 3, dim))
+
+
+@pytest.mark.parametrize("rows", [1, 5, FEW_ROWS])
+def test_angles_of_few_rows_are_those_of_many(rows):
+    """From runs of positions or row by row: the same bits, also where runs had to be thrown away."""
+    rng = np.random.default_rng(SEED)
+    spec = RopeSpec(96, False, rng.random((2, 48)).astype(np.float32), np.array([1.0, 1.1], np.float32))
+    runs = RunsOfAngles(spec)
+    for _ in range(40):
+        positions = rng.integers(0, 200_000, rows, dtype=np.int32)
+        variants = rng.integers(0, 2, rows, dtype=np.int32)
+        batch = replace(Cache(rng, 1, 2).batch({0: 2}), positions=positions, rope_variants=variants)
+        cos, sin = (np.zeros((rows + 1, 48), np.float32) for _ in range(2))
+        runs.fill(batch, cos, sin)
+        wanted = angles(spec, positions, variants)
+        assert (cos[:rows] == wanted[0]).all() and (sin[:rows] == wanted[1]).all()
 
 
 def test_embed_of_quantised_rows(cpu):
