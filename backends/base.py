@@ -173,6 +173,14 @@ class Backend(ABC):
         `forward` must record the same ops for all batches, and take numbers of rows from the shapes of its arrays: a
         backend may record once, for more rows, and replay."""
 
+    def execute_logits(
+        self, forward: Callable[[Batch], Array], batch: Batch
+    ) -> tuple[npt.NDArray[np.float32], Sequence[tuple[float, int]]]:
+        """As `execute` for logits, whose rows may be memory that the next call overwrites; and of each row its largest
+        value and the first id that has it (NaN and 0 for a row with a NaN or +inf). Nothing for the latter where a
+        backend would have to read whole rows for them."""
+        return self.execute(forward, batch), ()
+
     def keep_weights(self, n_bytes: int | None) -> None:  # noqa: B027
         """From now on `load` keeps at most this many more bytes in the device's memory (None: all it is given); other
         weights stay in the file's memory map and are read from there whenever they are used, slower. Backends that

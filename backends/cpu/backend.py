@@ -27,6 +27,7 @@ from edgellm.backends.cpu.embed import record_embed
 from edgellm.backends.cpu.experts import record_combine, record_expert_linear, record_head_linear, record_route
 from edgellm.backends.cpu.jit import Library
 from edgellm.backends.cpu.kv import CPUPages, new_pages, record_store
+from edgellm.backends.cpu.largest import record_largest
 from edgellm.backends.cpu.matmul import QUANTISED, record_matmul
 from edgellm.backends.cpu.matmul_float import record_float_matmul
 from edgellm.backends.cpu.quantise import panel_of
@@ -98,6 +99,14 @@ class CPUBackend(Backend):
             self._run(tape, batch)
             return tape.output.copy()
 
+    def execute_logits(
+        self, forward: Callable[[Batch], Buf], batch: Batch
+    ) -> tuple[npt.NDArray[np.float32], Sequence[tuple[float, int]]]:
+        with self._lock:
+            tape = self._tape_for(forward, batch, logits=True)
+            self._run(tape, batch)
+            return tape.output, [(value, int(i)) for value, i in tape.largest.tolist()]
+
     def _run(self, tape: Tape, batch: Batch) -> None:
         self._team.run(tape, batch)
 
@@ -105,32 +114,33 @@ class CPUBackend(Backend):
         self._team.close()
         self._tapes.clear()
 
-    def _tape_for(self, forward: Callable[[Batch], Buf], batch: Batch) -> Tape:
+    def _tape_for(self, forward: Callable[[Batch], Buf], batch: Batch, logits: bool = False) -> Tape:
         identity, alive = _identity(forward)
         shape = shape_of(batch)
-        key = identity, shape
+        key = identity, shape, logits
         if key in self._tapes:
             self._tapes.move_to_end(key)
             return self._tapes[key]
-        tape = self._record(forward, shape)
+        tape = self._record(forward, shape, logits)
         tape.keep(alive)
         self._tapes[key] = tape
         if len(self._tapes) > MAX_TAPES:
             self._tapes.popitem(last=False)
         return tape
 
-    def _record(self, forward: Callable[[Batch], Buf], shape: Shape) -> Tape:
+    def _record(self, forward: Callable[[Batch], Buf], shape: Shape, logits: bool) -> Tape:
         self._arena.restart()
         tape = self._recording = Tape(self._arena, shape)
         try:
             output = forward(tape.batch)
+            largest = record_largest(tape, output) if logits and shape.n_out else None
         except BaseException:
             tape.abandon()
             raise
         finally:
             self._recording = None
         self.library.load(tape.kernels, self.progress)
-        tape.finish(output, self.library.address_or_zero)
+        tape.finish(output, self.library.address_or_zero, largest)
         return tape
 
     @property

@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgellm.backends.cpu import bandwidth, elementwise, embed, experts, kv, matmul, matmul_float, quantise, rope, team
+from edgellm.backends.cpu import (
+    bandwidth,
+    elementwise,
+    embed,
+    experts,
+    kv,
+    largest,
+    matmul,
+    matmul_float,
+    quantise,
+    rope,
+    team,
+)
 from edgellm.backends.cpu.attention import attention_combine
 from edgellm.backends.cpu.attention_record import attention_kernels
 from edgellm.backends.cpu.jit import Kernel
@@ -37,6 +49,7 @@ def all_kernels(kv_type: str = "f16") -> Iterator[Kernel]:
     yield from embed.KERNELS.values()
     yield from rope.ROTATIONS.values()
     yield kv.STORES[kv_type]
+    yield from largest.KERNELS
     yield attention_combine
     yield from matmul_float.KERNELS.values()
     for block, panels in quantise.PANELS.items():

@@ -184,6 +184,7 @@ class Tape:
         self.shared: dict[Any, Any] = {}
         """Things made once per tape (rotary tables, attention plans), by any key."""
         self._output: npt.NDArray[np.float32] = np.zeros(0, np.float32)
+        self._largest: npt.NDArray[np.float32] = np.zeros((0, 2), np.float32)
         self._output_rows = 0
         self.rows: npt.NDArray[np.int64] = np.zeros((0, ROW), np.int64)
         self.address = 0
@@ -302,8 +303,9 @@ class Tape:
         """End a recording that failed: its handles must not give memory back to a later one."""
         self._recording = False
 
-    def finish(self, output: Buf, address_of: Callable[[Kernel], int]) -> None:
-        """End the recording: resolve kernels and lay out arguments and rows."""
+    def finish(self, output: Buf, address_of: Callable[[Kernel], int], largest: Buf | None = None) -> None:
+        """End the recording: resolve kernels and lay out arguments and rows. `largest`: what was found of the output's
+        rows."""
         self._recording = False
         self.arguments = np.array(self._args, np.int64)
         base = self.arguments.ctypes.data
@@ -326,6 +328,8 @@ class Tape:
                 units.append((ROW * i + at + FOLLOWER - 1, last))
         self._growing = [Growing(self.arguments, enumerate(self._args)), Growing(self.rows.reshape(-1), units)]
         self._output, self._output_rows = _array(output.address, output.shape), output.shape[0]
+        if largest is not None:
+            self._largest = _array(largest.address, largest.shape)
         self._args.clear()
         self.shared.clear()
 
@@ -353,6 +357,11 @@ class Tape:
     def output(self) -> npt.NDArray[np.float32]:
         """The result of the batch that was loaded, in memory that the next run overwrites."""
         return self._output[: self.loaded(self._output_rows)]
+
+    @property
+    def largest(self) -> npt.NDArray[np.float32]:
+        """As `output`, of each of its rows the largest value and its position; nothing where they were not recorded."""
+        return self._largest[: self.loaded(self._output_rows)]
 
     def loaded(self, n: int) -> int:
         """A number of rows in the batch that was loaded."""

@@ -48,16 +48,17 @@ class Answer:
         self.first_token: float | None = None
         self.last_token: float | None = None
 
-    def accept(self, rows: Rows, drafts: Sequence[int]) -> list[int]:
+    def accept(self, rows: Rows, drafts: Sequence[int], picks: Sequence[tuple[float, int]] = ()) -> list[int]:
         """Tokens that follow from logits (1 + len(drafts), vocab): each row's own choice, for as long as it equals
-        the draft the next row was computed with. Plain decoding is the case without drafts.
+        the draft the next row was computed with. Plain decoding is the case without drafts. `picks`: of each row its
+        largest logit and the id that has it, where that is known.
 
         Every token is drawn from the target's own distribution with the request's own generator, so drafts change
         neither the distribution nor, for a seed, the tokens. Ends inside the run where the answer ends."""
         tokens: list[int] = []
         accepted = 0
         for i, row in enumerate(rows):
-            token = self.sampler.sample(row)
+            token = self.sampler.sample(row, picks[i] if picks else None)
             tokens.append(token)
             self._take(token, row)
             if i == len(drafts) or token != drafts[i]:

@@ -23,7 +23,8 @@ class Runner(Protocol):
 
     def run(self, schedule: Schedule) -> list[Rows]:
         """Compute a step. One float32 array per item, (num_output_rows, vocab) logits, or (.., dim) hidden states
-        where the task says so. Rows of the cache are written for all scheduled tokens."""
+        where the task says so. Rows of the cache are written for all scheduled tokens. Logits to choose from may be
+        memory that the next step overwrites; the schedule's `picks` may be set."""
 
     def copy_block(self, group: int, source: int, target: int) -> None:
         """Copy a block's rows in all layers of a cache group."""
@@ -76,15 +77,26 @@ class ModelRunner:
     def run(self, schedule: Schedule) -> list[Rows]:
         """See `Runner.run`."""
         results: dict[int, Rows] = {}
-        for function, hidden in ((self._forward, False), (self._hidden, True)):
+        # Hidden states first: logits may lie where the next pass writes.
+        for hidden in (True, False):
             items = [i for i in schedule.items if (i.request.task is Task.HIDDEN) == hidden]
             if items:
-                rows = self.backend.execute(function, build_batch(items, len(self._groups)))
+                rows, picks = self._pass(items, hidden)
                 first = 0
                 for item in items:
-                    results[id(item)] = rows[first : first + item.num_output_rows]
-                    first += item.num_output_rows
+                    last = first + item.num_output_rows
+                    results[id(item)] = rows[first:last]
+                    schedule.picks[item.request.request_id] = picks[first:last]
+                    first = last
         return [results[id(item)] for item in schedule.items]
+
+    def _pass(self, items: Sequence[ScheduledRequest], hidden: bool) -> tuple[Rows, Sequence[tuple[float, int]]]:
+        batch = build_batch(items, len(self._groups))
+        if hidden:
+            return self.backend.execute(self._hidden, batch), ()
+        if any(item.request.task is Task.LOGITS for item in items):  # they are kept
+            return self.backend.execute(self._forward, batch), ()
+        return self.backend.execute_logits(self._forward, batch)
 
     def copy_block(self, group: int, source: int, target: int) -> None:
         """See `Runner.copy_block`."""

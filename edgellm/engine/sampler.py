@@ -74,10 +74,11 @@ class Sampler:
         self._disliked = frozenset(bias) if only_less else None
         """Tokens with a bias against them, where nothing else changes logits; None where something does."""
 
-    def sample(self, logits: Floats) -> int:
-        """The next token for raw logits (vocab,); does not advance. RequestError for NaN or +inf, or nothing left."""
+    def sample(self, logits: Floats, pick: tuple[float, int] | None = None) -> int:
+        """The next token for raw logits (vocab,); does not advance. `pick`: the largest logit and its id, where they
+        are known. RequestError for NaN or +inf, or nothing left."""
         if self.greedy:
-            if (likeliest := self._unless_biased(logits)) is not None:
+            if (likeliest := self._unless_biased(logits, pick)) is not None:
                 return likeliest
             ids, adjusted = self._adjusted(logits)
             best = int(np.argmax(adjusted))
@@ -140,17 +141,19 @@ class Sampler:
         self._history.append(token_id)
         return self.grammar.accept(token_id) if self.grammar else False
 
-    def _unless_biased(self, logits: Floats) -> int | None:
+    def _unless_biased(self, logits: Floats, pick: tuple[float, int] | None) -> int | None:
         """The likeliest token where nothing but a bias against others could change which it is: no row is copied to add
-        it. None where that is not so."""
+        it, none is read where it is known. None where that is not so."""
         disliked = self._disliked
         if disliked is None or not all(0 <= i < len(logits) for i in disliked):  # `_adjusted` refuses unknown ids
             return None
-        best = int(np.argmax(logits))  # of a NaN, if there is one
-        if best in disliked:
+        if pick is None:
+            best = int(np.argmax(logits))  # of a NaN, if there is one
+            pick = float(logits[best]), best
+        if pick[1] in disliked:
             return None
-        _check(float(logits[best]))
-        return best
+        _check(pick[0])
+        return pick[1]
 
     def _adjusted(self, logits: Floats) -> tuple[Ids | None, Floats]:
         """Logits after bias, penalties and grammar; the caller's row is left alone. Where the grammar leaves few

@@ -9,7 +9,7 @@ budget (pacer.py), so that a long prompt never stalls running answers.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,7 +18,10 @@ from edgellm.engine.pacer import Budget
 from edgellm.engine.request import Request, Status, Task
 from edgellm.errors import QueueFullError
 
-__all__ = ["Schedule", "ScheduledRequest", "Scheduler", "SwapSpace"]
+__all__ = ["Picks", "Schedule", "ScheduledRequest", "Scheduler", "SwapSpace"]
+
+Picks = dict[int, Sequence[tuple[float, int]]]
+"""By request id: each output row's largest logit and its id."""
 
 
 class SwapSpace(Protocol):
@@ -58,6 +61,8 @@ class Schedule:
     items: list[ScheduledRequest] = field(default_factory=list)
     num_prefill_tokens: int = 0
     prefill_depth: int = 0  # tokens before a prompt token, the mean over the step's
+    picks: Picks = field(default_factory=dict)
+    """Set by the runner where the backend finds them."""
 
     @property
     def num_tokens(self) -> int:

@@ -138,6 +138,27 @@ def test_angles_of_few_rows_are_those_of_many(rows):
         assert (cos[:rows] == wanted[0]).all() and (sin[:rows] == wanted[1]).all()
 
 
+@pytest.mark.parametrize("n", [3, 16, 8191, 8192, 8195, 20_000])
+def test_largest_of_logits(cpu, n):
+    """The first position of the largest value, as numpy has it; none in a row with a NaN or +inf."""
+    rows = normal(7, n)
+    rows[1] = rows[1, 0]
+    rows[2, [0, n - 1]] = 9.0
+    rows[3, n - 1] = 9.0
+    rows[4] = -np.inf
+    rows[5, n // 2] = np.inf
+    rows[6, n - 1] = np.nan
+    table = constant(cpu, rows)
+    ids = np.array([6, 0, 1, 2, 3, 4, 5], np.int32)
+    batch = replace(
+        Cache(np.random.default_rng(0), 1, 7).batch({0: 7}), ids=ids, output_rows=np.arange(7, dtype=np.int32)
+    )
+    logits, largest = cpu.execute_logits(lambda b: cpu.embed(table, b.ids), batch)
+    np.testing.assert_array_equal(logits, rows[ids])
+    assert largest[1:6] == [(row.max(), row.argmax()) for row in rows[:5]]
+    assert all(np.isnan(value) and position == 0 for value, position in (largest[0], largest[6]))
+
+
 def test_embed_of_quantised_rows(cpu):
     """Rows of a Q8_0 table, as the gguf package dequantises them."""
     from gguf import GGMLQuantizationType, quants
