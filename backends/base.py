@@ -98,12 +98,16 @@ class AttentionSpec:
 @dataclass(frozen=True)
 class RouteSpec:
     """How a router picks experts: `n_used` highest scores; `scoring` "softmax" (over all), "softmax_topk" (over the
-    chosen only) or "sigmoid"; `normalise`: weights divided by their sum; then times `scale`. Ties: lowest index."""
+    chosen only) or "sigmoid"; `normalise`: weights divided by their sum; then times `scale`. Ties: lowest index.
+    `n_groups` > 1: experts lie in that many equal groups, at most 32, and are chosen from the `n_groups_used` best; a
+    group is worth the sum of its two highest scores (the bias in them)."""
 
     n_used: int
     scoring: str = "softmax"
     normalise: bool = True
     scale: float = 1.0
+    n_groups: int = 1
+    n_groups_used: int = 1
 
 
 @dataclass(frozen=True)

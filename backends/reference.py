@@ -167,6 +167,8 @@ class ReferenceBackend(Backend):
         """`bias` is added to the scored values (after softmax or sigmoid); it moves the choice, not the weights."""
         scored = _SCORINGS[spec.scoring](scores)
         ranked = scored if bias is None else scored + bias.values()
+        if spec.n_groups > 1:
+            ranked = _in_best_groups(ranked, spec.n_groups, spec.n_groups_used)
         ids = np.argsort(-ranked, axis=-1, kind="stable")[:, : spec.n_used].astype(np.int32)
         weights = np.take_along_axis(scored, ids, axis=-1)
         if spec.scoring == "softmax_topk":
@@ -198,6 +200,16 @@ class ReferenceBackend(Backend):
         for j in range(1, x.shape[1]):
             out = out + weights[:, j, None] * x[:, j]
         return out
+
+
+def _in_best_groups(ranked: Floats, n_groups: int, n_used: int) -> Floats:
+    """-inf for experts of other groups than the `n_used` whose two highest add up to most."""
+    grouped = ranked.reshape(len(ranked), n_groups, -1)
+    worth = np.sort(grouped, axis=-1)[..., -2:].sum(axis=-1)
+    best = np.argsort(-worth, axis=-1, kind="stable")[:, :n_used]
+    kept = np.zeros(worth.shape, bool)
+    np.put_along_axis(kept, best, True, axis=-1)
+    return np.where(kept[..., None], grouped, np.float32(-np.inf)).reshape(ranked.shape)
 
 
 def _times(x: Floats, weight: ReferenceWeight, expert: int | None = None) -> Floats:

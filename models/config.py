@@ -75,9 +75,11 @@ class ModelConfig:
     n_experts_used: int = 0
     expert_ffn_dim: int = 0
     expert_scoring: str = "softmax"
-    """How a router scores, as in `backends.base.RouteSpec`; so the next two."""
+    """How a router scores, as in `backends.base.RouteSpec`; so the next four."""
     expert_normalise: bool = True
     expert_scale: float = 1.0
+    expert_groups: int = 1
+    expert_groups_used: int = 1
     shared_ffn_dim: int = 0
     """Width of the expert that every token takes; 0: there is none."""
     dense_layers: int = 0

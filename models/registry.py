@@ -22,6 +22,7 @@ _CLASSES = {
     "afmoe": "afmoe.AfMoE",
     "apertus": "apertus.Apertus",
     "arcee": "arcee.Arcee",
+    "bailingmoe2": "bailingmoe2.BailingMoE2",
     "bert": "bert.Bert",
     "chatglm": "chatglm.ChatGLM",
     "cohere2": "cohere2.Cohere2",

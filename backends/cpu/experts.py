@@ -69,9 +69,33 @@ def softmax_in_place(x: int, n: int) -> None:
         store_f32(x + 4 * i, load_f32(x + 4 * i) / total)
 
 
+@inline
+def drop_groups(ranked: int, n: int, groups: int, used: int, worth: int) -> None:
+    """All but the `used` best of equal groups get the lowest rank. `worth`: room for a float per group."""
+    size = n // groups
+    for g in range(groups):
+        first, second = LOWEST, LOWEST
+        for i in range(g * size, (g + 1) * size):
+            score = load_f32(ranked + 4 * i)
+            if score > first:
+                first, second = score, first
+            elif score > second:
+                second = score
+        store_f32(worth + 4 * g, first + second)
+    for _ in range(groups - used):
+        worst = 0
+        for g in range(1, groups):
+            if load_f32(worth + 4 * g) <= load_f32(worth + 4 * worst):
+                worst = g
+        store_f32(worth + 4 * worst, -LOWEST)
+        for i in range(worst * size, (worst + 1) * size):
+            store_f32(ranked + 4 * i, LOWEST)
+
+
 @cache
 def route_kernel(scoring: str, normalise: bool) -> Kernel:
-    """Kernel over rows; ties: lowest index. args: scores, bias or 0, ids, weights, n_experts, n_used, scale."""
+    """Kernel over rows; ties: lowest index. args: scores, bias or 0, ids, weights, n_experts, n_used, scale, n_groups,
+    n_groups_used."""
 
     def route(args: int, begin: int, end: int, scratch: int) -> None:
         n, used, bias = arg(args, 4), arg(args, 5), arg(args, 1)
@@ -94,6 +118,8 @@ def route_kernel(scoring: str, normalise: bool) -> Kernel:
                 if bias != 0:
                     score += load_f32(bias + 4 * i)
                 store_f32(ranked + 4 * i, score)
+            if arg(args, 7) > 1:
+                drop_groups(ranked, n, arg(args, 7), arg(args, 8), ranked + 4 * n)
             for j in range(used):
                 best = 0
                 for i in range(1, n):
@@ -120,9 +146,10 @@ def record_route(tape: Tape, scores: Buf, spec: RouteSpec, bias: Any) -> tuple[B
     """Scores (n, n_experts) -> ids, int32 (n, n_used), and weights, float32 (n, n_used)."""
     n, n_experts = scores.shape
     ids, weights = tape.new(n, spec.n_used), tape.new(n, spec.n_used)
-    args = (scores, 0 if bias is None else bias, ids, weights, n_experts, spec.n_used, float(spec.scale))
+    groups = spec.n_groups, spec.n_groups_used
+    args = (scores, 0 if bias is None else bias, ids, weights, n_experts, spec.n_used, float(spec.scale), *groups)
     kernel_ = route_kernel(spec.scoring, spec.normalise)
-    tape.op(kernel_, n, args, reads=[scores], writes=[ids, weights], scratch=8 * n_experts)
+    tape.op(kernel_, n, args, reads=[scores], writes=[ids, weights], scratch=8 * n_experts + 4 * spec.n_groups)
     return ids, weights
 
 

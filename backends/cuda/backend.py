@@ -311,7 +311,7 @@ class CUDABackend(Backend):
         extra = self._none if bias is None else bias.dense
         ew.route[_blocks(n), THREADS](
             *(work.data, extra, ids.data, weights.data, n, n_experts, spec.n_used, mode, spec.normalise),
-            f32(spec.scale),
+            *(f32(spec.scale), spec.n_groups, spec.n_groups_used),
         )
         return ids, weights
 

@@ -281,12 +281,39 @@ def combine(x, weights, y, n_used, m, total):
         y[i] = value
 
 
+MAX_GROUPS = 32
+DROPPED = 3.4e38
+
+
+@cuda.jit(device=True)
+def _drop_groups(scores, base, bias, n_experts, groups, used, worth):
+    """Worth of each group of experts, its two highest scores; DROPPED for all but the `used` best."""
+    size = n_experts // groups
+    for g in range(groups):
+        first, second = f32(-DROPPED), f32(-DROPPED)
+        for e in range(g * size, (g + 1) * size):
+            score = scores[base + e] + (bias[e] if bias.size > 0 else f32(0.0))
+            if score > first:
+                second = first
+                first = score
+            elif score > second:
+                second = score
+        worth[g] = first + second
+    for _ in range(groups - used):
+        worst = 0
+        for g in range(1, groups):
+            if worth[g] <= worth[worst]:
+                worst = g
+        worth[worst] = f32(DROPPED)
+
+
 @cuda.jit
-def route(scores, bias, ids, weights, n_rows, n_experts, n_used, mode, normalise, factor):
+def route(scores, bias, ids, weights, n_rows, n_experts, n_used, mode, normalise, factor, groups, groups_used):
     """One thread per row. `mode` 0 softmax over all, 1 softmax over the chosen, 2 sigmoid. Ties: lowest index."""
     t = cuda.grid(1)
     if t >= n_rows:
         return
+    worth = cuda.local.array(MAX_GROUPS, f32)
     base = t * n_experts
     top = scores[base]
     for e in range(n_experts):
@@ -302,11 +329,13 @@ def route(scores, bias, ids, weights, n_rows, n_experts, n_used, mode, normalise
     for e in range(n_experts):
         if mode == 0:
             scores[base + e] /= total
+    if groups > 1:
+        _drop_groups(scores, base, bias, n_experts, groups, groups_used, worth)
     chosen_sum = f32(0.0)
     for j in range(n_used):
         best = -1
         for e in range(n_experts):
-            taken = False
+            taken = groups > 1 and worth[e // (n_experts // groups)] == f32(DROPPED)
             for i in range(j):
                 taken = taken or ids[t * n_used + i] == e
             if not taken:

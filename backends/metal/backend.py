@@ -190,7 +190,13 @@ class MetalBackend(Backend):
             probs = scores
         else:
             probs = mx.sigmoid(scores) if spec.scoring == "sigmoid" else mx.softmax(scores, axis=-1, precise=True)
-        order = mx.argsort(-(probs if bias is None else probs + bias.dense), axis=-1)
+        ranked = probs if bias is None else probs + bias.dense
+        if spec.n_groups > 1:
+            grouped = ranked.reshape(len(ranked), spec.n_groups, -1)
+            worth = mx.sum(mx.sort(grouped, axis=-1)[..., -2:], axis=-1)
+            kept = mx.argsort(mx.argsort(-worth, axis=-1), axis=-1) < spec.n_groups_used
+            ranked = mx.where(kept[..., None], grouped, -mx.inf).reshape(ranked.shape)
+        order = mx.argsort(-ranked, axis=-1)
         ids = order[..., : spec.n_used]
         weights = mx.take_along_axis(probs, ids, axis=-1)
         if spec.scoring == "softmax_topk":

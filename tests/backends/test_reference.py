@@ -180,6 +180,13 @@ def test_route() -> None:
     assert ids.tolist() == [[3]] and np.allclose(weights, p[3])  # the bias chooses, the score weighs
 
 
+def test_route_among_the_best_groups() -> None:
+    """Of pairs (9, 0), (5, 5), (8, 3), (1, 1) the second and third are worth most, so 9 is not chosen."""
+    scores = np.log(floats([9, 0.1, 5, 5, 8, 3, 1, 1]))
+    ids, weights = B.route(scores, RouteSpec(3, "softmax", n_groups=4, n_groups_used=2))
+    assert ids.tolist() == [[4, 2, 3]] and np.allclose(weights, [[8 / 18, 5 / 18, 5 / 18]])
+
+
 def test_experts() -> None:
     w = np.arange(24).reshape(3, 4, 2).astype(np.float32)
     bias = floats([1] * 4, [2] * 4, [3] * 4)

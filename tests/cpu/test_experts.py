@@ -43,11 +43,12 @@ def run(backend: Any, x: np.ndarray, op: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("scoring", ["softmax", "softmax_topk", "sigmoid"])
 @pytest.mark.parametrize("biased", [False, True])
-def test_route(cpu, scoring, biased):
+@pytest.mark.parametrize("groups", [(1, 1), (4, 2), (6, 5)])
+def test_route(cpu, scoring, biased, groups):
     rng = np.random.default_rng(SEED)
     scores = rng.standard_normal((5, 12)).astype(np.float32)
     scores[1] = 0.5  # all tie: the lowest indices win
-    spec = RouteSpec(3, scoring, normalise=scoring != "softmax", scale=1.5)
+    spec = RouteSpec(3, scoring, scoring != "softmax", 1.5, *groups)
     bias = tensor(rng.standard_normal(12).astype(np.float32)) if biased else None
     each = np.arange(12, dtype=np.float32) + 1
 

@@ -207,11 +207,12 @@ def test_heads_with_their_own_matrices_and_columns(gpu: CUDABackend) -> None:
 def test_route(gpu: CUDABackend, scoring: str) -> None:
     scores = np.random.default_rng(SEED).standard_normal((3, 6)).astype(np.float32)
     scores[1, 2] = scores[1, 4] = 5.0  # a tie: the lower index wins
-    spec = RouteSpec(2, scoring, normalise=scoring != "sigmoid", scale=1.5)
-    ids, weights = gpu.route(up(gpu, scores), spec)
-    expected_ids, expected_weights = ReferenceBackend().route(scores, spec)
-    np.testing.assert_array_equal(down(ids), expected_ids)
-    np.testing.assert_allclose(down(weights), expected_weights, rtol=1e-5)
+    for groups in ((1, 1), (3, 1), (3, 2)):
+        spec = RouteSpec(2, scoring, scoring != "sigmoid", 1.5, *groups)
+        ids, weights = gpu.route(up(gpu, scores), spec)
+        expected_ids, expected_weights = ReferenceBackend().route(scores, spec)
+        np.testing.assert_array_equal(down(ids), expected_ids)
+        np.testing.assert_allclose(down(weights), expected_weights, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])

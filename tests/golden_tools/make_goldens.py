@@ -114,9 +114,8 @@ def head_norms(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def converted(model: Any, case: Case) -> dict[str, np.ndarray]:
     """GGUF name -> float32 array, in numpy order."""
     config = model.config
-    names = gguf.get_tensor_name_map(
-        {v: k for k, v in gguf.MODEL_ARCH_NAMES.items()}[case.arch], config.num_hidden_layers
-    )
+    arch = "dots1" if case.fused else case.arch  # which has names for q, k and v apart
+    names = gguf.get_tensor_name_map({v: k for k, v in gguf.MODEL_ARCH_NAMES.items()}[arch], config.num_hidden_layers)
     out: dict[str, np.ndarray] = {}
     state = head_norms({name: p.numpy() for name, p in model.state_dict().items()})
     for source, value in state.items():
@@ -133,6 +132,9 @@ def converted(model: Any, case: Case) -> dict[str, np.ndarray]:
                 raise SystemExit(f"{case.name}: no GGUF name for {name}")
             target = target if target.endswith((".weight", ".bias")) else target + ".weight"
             out[target] = np.ascontiguousarray(data, np.float32)
+    for i in range(config.num_hidden_layers if case.fused else 0):
+        parts = [out.pop(f"blk.{i}.attn_{x}.weight") for x in "qkv"]
+        out[f"blk.{i}.attn_qkv.weight"] = np.concatenate(parts)
     return out | rope_tensors(config)
 
 

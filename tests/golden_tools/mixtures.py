@@ -71,7 +71,42 @@ LATENT_KEYS = {
     "attention.value_length_mla": 24,
 }
 
+GROUPS = {"n_routed_experts": 12, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 8}
+GROUP_KEYS = {
+    "expert_count": 12,
+    "expert_used_count": 3,
+    "expert_feed_forward_length": 8,
+    "expert_group_count": 4,
+    "expert_group_used_count": 2,
+}
+
 MIXTURES = [
+    Case(
+        "deepseek3",
+        "deepseek2",
+        "DeepseekV3",
+        {**DEEPSEEK, **GROUPS, "norm_topk_prob": True, "q_lora_rank": 32},
+        {
+            **DEEPSEEK_KEYS,
+            **LATENT_KEYS,
+            **GROUP_KEYS,
+            "attention.q_lora_rank": 32,
+            "expert_gating_func": 2,
+            "expert_weights_norm": True,
+        },
+        rule=latent(4, 16),
+    ),
+    # Ling 2 has no class in transformers; that of dots.llm1 is the same with q, k and v in one tensor and whole heads
+    # that rotate.
+    Case(
+        "bailingmoe2",
+        "bailingmoe2",
+        "Dots1",
+        {**SIGMOID, **GROUPS, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+        {**SIGMOID_KEYS, **GROUP_KEYS},
+        rule=biased_experts,
+        fused=True,
+    ),
     Case(
         "deepseek2",
         "deepseek2",

@@ -64,6 +64,8 @@ class Case:
     permuted: bool = False
     """q and k rows go from (i, i + d/2) pairs to adjacent ones."""
     norm_plus_one: bool = False
+    fused: bool = False
+    """q, k and v go into one tensor."""
     rule: Rule | None = None
     llamacpp: str = "equal"
     """Or why llama.cpp does something else with this file."""

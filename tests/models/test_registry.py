@@ -120,6 +120,18 @@ def test_layers_that_guess_further_tokens_are_skipped_knowingly() -> None:
         config_from_metadata({**LLAMA, "llama.nextn_predict_layers": 2})
 
 
+@pytest.mark.parametrize("groups,used,fits", [(4, 2, True), (1, 0, True), (3, 2, False), (8, 4, False), (4, 1, False)])
+def test_groups_of_experts_must_hold_the_chosen(groups: int, used: int, fits: bool) -> None:
+    keys = {"expert_count": 8, "expert_used_count": 3, "expert_group_count": groups, "expert_group_used_count": used}
+    metadata = as_arch("dots1", **keys)
+    if fits:
+        c = config_from_metadata(metadata)
+        assert (c.expert_groups, c.expert_groups_used) == (groups, used or 1)
+    else:
+        with pytest.raises(UnsupportedModel, match=r"dots1\.expert_group_count \(\d, \d used\) does not fit 8 experts"):
+            config_from_metadata(metadata)
+
+
 def as_arch(arch: str, **more: Any) -> dict[str, Any]:
     """LLAMA's keys under another architecture's name."""
     renamed = {k.replace("llama.", f"{arch}."): v for k, v in LLAMA.items()}
