@@ -95,8 +95,10 @@ class Pacer:
         """Seconds that the next step has taken already, for something else."""
         self._costs: dict[int, deque[tuple[float, float]]] = {}
         """Depth and seconds of recent prompt tokens, by depth in SPANs."""
+        self._typical: dict[int, tuple[float, float]] = {}
+        """Of each span, typical depth and seconds."""
         self._line: list[tuple[float, float]] = []
-        """Typical depth and seconds in each span, in order."""
+        """The same, in order."""
         self._asked = 0
 
     def budget(self, num_settled: int) -> Budget:
@@ -146,11 +148,10 @@ class Pacer:
         span = int(depth) // SPAN
         if span not in self._costs and self._line:  # it has no others yet that would outvote a disturbed one
             seconds = min(seconds, 2 * self.cost(depth))
-        self._costs.setdefault(span, deque(maxlen=5)).append((depth, seconds))
-        self._line = [
-            (median(depth for depth, _ in costs), median(seconds for _, seconds in costs))
-            for _, costs in sorted(self._costs.items())
-        ]
+        costs = self._costs.setdefault(span, deque(maxlen=5))
+        costs.append((depth, seconds))
+        self._typical[span] = median(depth for depth, _ in costs), median(seconds for _, seconds in costs)
+        self._line = [typical for _, typical in sorted(self._typical.items())]
 
     def _decode_now(self) -> float:
         """Seconds of decoding alone, lately. What disturbs a step makes it slower, so a quick one counts at once."""
