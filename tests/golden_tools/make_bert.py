@@ -21,6 +21,7 @@ from tests.golden_tools.make_goldens import metadata as decoder_metadata
 from tests.golden_tools.rules import COMMON, VOCAB, WINDOW, Case
 
 CONTEXT = 64
+IDENTITY = np.eye(64, dtype=np.float32)
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
@@ -141,8 +142,9 @@ def save(folder: Path, arch: str, model: Any, head: np.ndarray, keys: dict[str, 
 
 def gemma(folder: Path) -> None:
     """EmbeddingGemma: Gemma 3 that sees both ways, six layers, and the two products of sentence-transformers."""
-    window = {"attention.sliding_window": WINDOW, "rope.freq_base": 1e6, "pooling_type": 1}
-    case = Case("gemma-embedding", "gemma-embedding", "Gemma3", keys=window, norm_plus_one=True, rule=below_model)
+    keys = {"attention.sliding_window": WINDOW, "rope.freq_base": 1e6, "pooling_type": 1}
+    keys |= {"dense_2_feat_in": 64, "dense_2_feat_out": 96, "dense_3_feat_in": 96, "dense_3_feat_out": 64}
+    case = Case("gemma-embedding", "gemma-embedding", "Gemma3", keys=keys, norm_plus_one=True, rule=below_model)
     config = transformers.Gemma3TextConfig(
         **{**COMMON, "num_hidden_layers": 6, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": WINDOW},
         use_bidirectional_attention=True,
@@ -158,6 +160,30 @@ def gemma(folder: Path) -> None:
     save(folder, case.arch, model, head, decoder_metadata(model, case), converted(model, case) | dense)
 
 
+def modern(folder: Path) -> None:
+    """ModernBERT, four layers: the first and the last see the whole text."""
+    more = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4}
+    more |= {name: 0 for name in ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")}
+    config = transformers.ModernBertConfig(
+        **more, num_attention_heads=4, local_attention=WINDOW, attn_implementation="eager"
+    )
+    model = transformers.ModernBertModel(config).float().eval()
+    keys = {
+        "attention.head_count_kv": 4,
+        "attention.layer_norm_epsilon": config.norm_eps,
+        "attention.sliding_window": WINDOW,
+        "attention.sliding_window_pattern": 3,
+        "rope.freq_base": 160000.0,
+        "rope.freq_base_swa": 10000.0,
+        "pooling_type": 1,
+    }
+    case = Case("modern-bert", "modern-bert", "ModernBert", keys=keys)
+    with torch.no_grad():
+        random_weights(model, case)
+    config.num_key_value_heads = 4
+    save(folder, case.arch, model, IDENTITY, decoder_metadata(model, case), converted(model, case))
+
+
 def below_model(name: str, data: np.ndarray) -> dict[str, np.ndarray]:
     """A model without a head calls its tensors without the first word."""
     return {f"model.{name}": data}
@@ -166,8 +192,9 @@ def below_model(name: str, data: np.ndarray) -> dict[str, np.ndarray]:
 def main() -> None:
     for arch in ("bert", "nomic-bert"):
         model = build(arch)
-        save(Path(sys.argv[1]), arch, model, np.eye(64, dtype=np.float32), metadata(model, arch), tensors(model, arch))
+        save(Path(sys.argv[1]), arch, model, IDENTITY, metadata(model, arch), tensors(model, arch))
     gemma(Path(sys.argv[1]))
+    modern(Path(sys.argv[1]))
 
 
 if __name__ == "__main__":

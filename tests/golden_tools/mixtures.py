@@ -82,6 +82,20 @@ GROUP_KEYS = {
 
 MIXTURES = [
     Case(
+        "minimax-m2",
+        "minimax-m2",
+        "MiniMaxM2",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 32,
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
+        {**moe_keys(2, 32), "expert_gating_func": 2, "rope.dimension_count": 8},
+        rule=biased_experts,
+    ),
+    Case(
         "deepseek3",
         "deepseek2",
         "DeepseekV3",

@@ -98,7 +98,7 @@ def shared_expert(name: str, data: Tensor) -> dict[str, Tensor]:
 def biased_experts(name: str, data: Tensor) -> dict[str, Tensor]:
     """As `experts`; a bias of the router that moves the choice."""
     name = name.replace("gate.moe_statics", "moe_statics").replace("e_score_correction_bias", "e_score_correction.bias")
-    name = name.replace(".expert_bias", ".expert_bias.bias")
+    name = name.replace("mlp.e_score", "mlp.gate.e_score").replace(".expert_bias", ".expert_bias.bias")
     return experts(name, data.reshape(-1) if name.endswith("correction.bias") else data)
 
 
