@@ -27,6 +27,13 @@ from edgellm.quants import QUANT_TABLE, GGMLType
 LIBRARY = Library()
 
 
+def aligned(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Memory that begins with a cache line, as a team's scratch does."""
+    memory = np.zeros(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size]
+
+
 class Product:
     """One weight matrix times `n` tokens, ready to run."""
 
@@ -34,7 +41,8 @@ class Product:
         info = QUANT_TABLE[GGMLType[kind]]
         self.m, self.threads = len(data), threads
         width = panel_of(n, info.block_size)
-        self.layout = Layout(info.block_size, panel_width(kind, width), n, k)
+        single = n <= width
+        self.layout = Layout(info.block_size, panel_width(kind, width, single), n, k)
         x = np.random.default_rng(0).standard_normal((n, k)).astype(np.float32)
         self.form, self.out = np.zeros(self.layout.nbytes, np.uint8), np.zeros((n, self.m), np.float32)
         q, sums, d = self.layout.addresses(self.form.ctypes.data)
@@ -46,8 +54,8 @@ class Product:
         )
         places = (data.ctypes.data, data.shape[1], self.m, self.layout.n_blocks, q, sums, d, n, self.layout.n_panels)
         self.args = np.array((*places, self.out.ctypes.data, 4 * self.m, 0, 0), np.int64)
-        self.scratch = np.zeros((threads, scratch_bytes(kind, self.layout, width) + 64), np.uint8)
-        self.call = LIBRARY.function(linear_kernel(kind, width))
+        self.scratch = [aligned(scratch_bytes(kind, self.layout, width, single)) for _ in range(threads)]
+        self.call = LIBRARY.function(linear_kernel(kind, width, single))
         self.keep = x, data
 
     def run(self, pool: ThreadPoolExecutor) -> None:

@@ -55,7 +55,9 @@ def all_kernels(kv_type: str = "f16") -> Iterator[Kernel]:
     for block, panels in quantise.PANELS.items():
         kinds = [kind for kind in sorted(matmul.QUANTISED) if QUANT_TABLE[GGMLType[kind]].block_size == block]
         yield from (quantise.quantise_kernel(block, panel) for panel in panels)
-        yield from (matmul.linear_kernel(kind, panel) for kind in kinds for panel in panels)
+        yield from (
+            matmul.linear_kernel(kind, panel, single) for kind in kinds for panel in panels for single in (True, False)
+        )
     yield from experts.all_expert_kernels()
     for head_dim, group in ATTENTION_SHAPES:
         yield from attention_kernels(kv_type, head_dim, head_dim, group)

@@ -217,6 +217,7 @@ define void @{name}(i64 %args, i64 %begin, i64 %end, i64 %scratch) {{
 def _machine(target: Target, jit: bool) -> Any:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
+    llvm.initialize_native_asmparser()
     model = {"reloc": "default", "codemodel": "jitdefault"} if jit else {"reloc": "pic", "codemodel": "small"}
     kind = llvm.Target.from_triple(target.triple)
     return kind.create_target_machine(cpu=target.cpu, features=target.features, opt=3, jit=jit, **model)

@@ -188,6 +188,11 @@ class Emitter:
         """Loads before this place stay before it, those after it after it (for the compiler; no instruction)."""
         self.b.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
 
+    def instructions(self, text: str, *words: Any) -> None:
+        """Assembly over int64 operands $0, $1 ...; it may read and write any memory."""
+        kind = ir.FunctionType(ir.VoidType(), [w.type for w in words])
+        self.b.asm(kind, text, ",".join(["r"] * len(words) + ["~{memory}"]), list(words), True)
+
     def opaque(self, x: Any) -> Any:
         """x in a 512-bit register; LLVM does not look behind it."""
         return self.b.asm(ir.FunctionType(x.type, [x.type]), "", "=v,0", [x], False)

@@ -2,9 +2,9 @@
 
 Types with blocks of 32: one kernel family, which keeps a block of LANES rows in registers for all tokens
 (matmul_tile_32.py). K types: for one token, with AVX-512 for up to four, the row kernels, which read every weight
-row's bytes in order; for more the tile kernels, which unpack LANES rows at a time and use them for all tokens. All give
-the same bits (matmul_32.py and matmul_tile_k.py say what is computed). Weights stay in the file's own bytes; x is
-quantised once and the result kept with it.
+row's bytes in order; for more the tile kernels, which unpack LANES rows at a time and use them for all tokens; with
+AMX, for up to eight, the tile registers (matmul_amx.py). All give the same bits (matmul_32.py and matmul_tile_k.py say
+what is computed). Weights stay in the file's own bytes; x is quantised once and the result kept with it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from edgellm.backends.cpu import (
     matmul_32,
+    matmul_amx,
     matmul_row,
     matmul_row_512,
     matmul_row_k,
@@ -24,6 +25,7 @@ from edgellm.backends.cpu import (
 from edgellm.backends.cpu.jit import Kernel
 from edgellm.backends.cpu.quantise import Layout, panel_of, quantise_kernel
 from edgellm.backends.cpu.simd import ISA
+from edgellm.backends.cpu.simd_amx import HAS_TILES
 from edgellm.backends.cpu.simd_wide import LANES
 from edgellm.backends.cpu.tape import Buf, Tape
 from edgellm.quants import QUANT_TABLE, GGMLType
@@ -45,21 +47,28 @@ QUANTISED = frozenset(K_FORMATS) | frozenset(FORMATS_32)
 """Names of the types that this module multiplies."""
 
 
+def by_tiles(kind: str, width: int) -> bool:
+    """Whether up to `width` tokens in one panel go through tile registers."""
+    return HAS_TILES and (kind.lower(), width) in matmul_amx.FORMATS
+
+
 @cache
-def linear_kernel(kind: str, width: int) -> Kernel:
-    """The kernel for a type that takes `width` tokens at once (a panel width)."""
+def linear_kernel(kind: str, width: int, single: bool = False) -> Kernel:
+    """The kernel for a type that takes `width` tokens at once (a panel width). `single`: there is one panel."""
     if kind in FORMATS_32:
         return matmul_tile_32.tile_kernel(FORMATS_32[kind], width)
     form = K_FORMATS[kind]
+    if single and by_tiles(kind, width):
+        return matmul_amx.few_kernel(form.name, width)
     if panel_width(kind, width) < width:
         return matmul_row_512.row_kernel(form.name, width)
     return matmul_row_k.row_kernel(form.name, form.type_size) if width == 1 else matmul_tile_k.tile_kernel(form, width)
 
 
-def panel_width(kind: str, width: int) -> int:
-    """Tokens in a panel of what `linear_kernel(kind, width)` reads."""
+def panel_width(kind: str, width: int, single: bool = False) -> int:
+    """Tokens in a panel of what `linear_kernel` reads."""
     by_rows = ISA == "avx512" and width <= 4 and kind.lower() in matmul_row_512.FORMATS
-    return 1 if by_rows else width
+    return 1 if by_rows and not (single and by_tiles(kind, width)) else width
 
 
 def units_of(kind: str, m: int) -> int:
@@ -67,10 +76,12 @@ def units_of(kind: str, m: int) -> int:
     return m if kind in FORMATS_32 and m < LANES else -(-m // LANES)
 
 
-def scratch_bytes(kind: str, layout: Layout, width: int) -> int:
-    """Scratch that each thread needs for `linear_kernel(kind, width)`."""
+def scratch_bytes(kind: str, layout: Layout, width: int, single: bool = False) -> int:
+    """Scratch that each thread needs for `linear_kernel`."""
     if kind in FORMATS_32:
         return matmul_tile_32.SCRATCH
+    if single and by_tiles(kind, width):
+        return matmul_amx.few_scratch(layout.n_blocks)
     if layout.panel == 1:
         return matmul_row.row_scratch(layout.n_blocks, layout.block, width)
     return matmul_tile_k.TILE_BYTES + layout.n_panels * layout.panel * 4 * LANES
@@ -96,12 +107,13 @@ def record_matmul(tape: Tape, x: Buf, kind: GGMLType, weight: int, bias: Any, ou
     (n, k), m = x.shape, out.shape[1]
     info = QUANT_TABLE[kind]
     width = 1 if kind.name in K_FORMATS and m < LANES else panel_of(n, info.block_size)
-    layout, form = quantised(tape, x, k, info.block_size, panel_width(kind.name, width))
+    single = n <= width
+    layout, form = quantised(tape, x, k, info.block_size, panel_width(kind.name, width, single))
     args = (
         *(weight, layout.n_blocks * info.type_size, m, layout.n_blocks),
         *layout.addresses(form.address),
         *(n, layout.n_panels, out, 4 * m, 0 if bias is None else bias, 0),
     )
     units = units_of(kind.name, m)
-    scratch = scratch_bytes(kind.name, layout, width)
-    tape.op(linear_kernel(kind.name, width), units, args, [form], [out], 0, scratch)
+    scratch = scratch_bytes(kind.name, layout, width, single)
+    tape.op(linear_kernel(kind.name, width, single), units, args, [form], [out], 0, scratch)

@@ -1,7 +1,8 @@
 """What an instruction is to us: a numpy twin and what to emit for it; and which instruction set this process uses.
 
 `ISA` is "avx512" (256-bit vectors with VNNI dot products; 512-bit where a kernel asks for them), "avx2", "neon" or
-"scalar" (whatever LLVM makes of the general form), from the machine or from EDGELLM_ISA.
+"scalar" (whatever LLVM makes of the general form), from the machine or from EDGELLM_ISA. Where the machine has AMX,
+"avx512" uses that as well, unless EDGELLM_ISA asks for it by name (simd_amx.py).
 """
 
 from __future__ import annotations

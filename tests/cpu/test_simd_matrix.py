@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm.backends.cpu import simd, simd_512, simd_dot, simd_pack, simd_wide
+from edgellm.backends.cpu import simd, simd_512, simd_amx, simd_dot, simd_pack, simd_wide
 from edgellm.backends.cpu.jit import Library, kernel
 from edgellm.backends.cpu.simd import Op, load_i64, split_type, store
 
 pytestmark = pytest.mark.kernel
 SEED = 13
-MODULES = (simd_wide, simd_dot, simd_pack, *([simd_512] if simd.ISA == "avx512" else []))
+MODULES = (simd_wide, simd_dot, simd_pack, *([simd_512, simd_amx] if simd.ISA == "avx512" else []))
 OPS = {n: o for m in MODULES for n, o in vars(m).items() if isinstance(o, Op) and getattr(simd, n, None) is not o}
 VECTOR = {"absolute_bytes": "i8x32", "negate_where": "i8x32", "shifted": "i32x8", "opaque": "i8x64"}
 LOADS = {
@@ -105,3 +105,26 @@ def test_dot_by_hand():
     kinds = [simd_wide.INTS, simd_wide.BYTES, simd_wide.BYTES]
     compiled, _ = run("dot", simd_dot.dot_unsigned, kinds, simd_wide.INTS, operands)
     assert (compiled.view(np.int32)[:lanes] == -4 * 127 * 127).all()
+
+
+@pytest.mark.skipif(not simd_amx.HAS_TILES, reason="no tile registers")
+@pytest.mark.parametrize("depth", simd_amx.DEPTHS)
+def test_tile_products_are_matrix_products(depth):
+    """Rows further apart than they are long; -128 and 127 included."""
+    rng = np.random.default_rng(SEED)
+    left, right = rng.integers(-128, 128, (16, 80), dtype=np.int8), rng.integers(-128, 128, (depth, 16), dtype=np.int8)
+    left[0, :depth], right[:, 0] = -128, -128
+    stored = np.ascontiguousarray(right.reshape(depth // 4, 4, 16).transpose(0, 2, 1))
+    expected = left[:, :depth].astype(np.int64) @ right.astype(np.int64)
+    tiles_on, tile_products, tiles_off = simd_amx.tiles_on, simd_amx.tile_products, simd_amx.tiles_off
+
+    def products(args: int, begin: int, end: int, scratch: int) -> None:
+        tiles_on(scratch)
+        tile_products(load_i64(args), 80, load_i64(args + 8), load_i64(args + 16), depth)
+        tiles_off()
+
+    for function in (Library().function(kernel(products, f"test_tiles_{depth}")), products):
+        out, spare = np.zeros((16, 16), np.int32), np.zeros(64, np.uint8)
+        args = np.array([left.ctypes.data, stored.ctypes.data, out.ctypes.data])
+        function(args.ctypes.data, 0, 1, spare.ctypes.data)
+        assert (out == expected).all()

@@ -1,0 +1,117 @@
+"""Products of byte matrices in the tile registers of AMX machines.
+
+A tile holds up to 16 rows of 64 bytes. An Op here takes its operands from memory and puts its result there, so that
+no tile register lives outside it; only the registers' shapes do, from `tiles_on` to `tiles_off`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from edgellm.backends.cpu.simd import ISA, Vector, host_features, op, view
+
+__all__ = [
+    "DEPTHS",
+    "HAS_TILES",
+    "load_four_in_all",
+    "load_pair_in_all",
+    "tile_products",
+    "tiles_off",
+    "tiles_on",
+    "words_of_bytes",
+]
+
+ROWS = 16
+"""Rows of a left operand and of a result; lanes of a result's row."""
+DEPTHS = (64, 32, 16)
+"""Bytes of a left operand's row: each depth has tile registers of its shapes."""
+_SYSCALL, _ASK, _TILE_DATA = 158, 0x1023, 18  # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
+
+
+@lru_cache(maxsize=1)
+def tiles_granted() -> bool:
+    """Whether this process may use the tile registers: Linux wants to be asked, once for all threads."""
+    if sys.platform != "linux" or platform.machine() != "x86_64" or not {"amx-tile", "amx-int8"} <= host_features():
+        return False
+    return int(ctypes.CDLL(None).syscall(_SYSCALL, _ASK, _TILE_DATA)) == 0
+
+
+HAS_TILES = ISA == "avx512" and os.environ.get("EDGELLM_ISA") != "avx512" and tiles_granted()
+"""Whether there are tile registers; EDGELLM_ISA=avx512 leaves them alone."""
+
+
+def _shapes() -> bytes:
+    """Palette 1: of each register (0 the result, then left and right of each depth) bytes a row, and rows."""
+    shapes = [(64, ROWS)] + [shape for depth in DEPTHS for shape in ((depth, ROWS), (64, depth // 4))]
+    widths = np.zeros(16, np.uint16)
+    rows = np.zeros(16, np.uint8)
+    for i, (width, count) in enumerate(shapes):
+        widths[i], rows[i] = width, count
+    return bytes([1]) + bytes(15) + widths.tobytes() + rows.tobytes()
+
+
+@op("void(i64)")
+def tiles_on(spare: int) -> None:
+    """Give the tile registers their shapes; `spare`: 64 bytes of memory."""
+
+
+@tiles_on.emit()
+def _emit_tiles_on(e: Any, spare: Any) -> None:
+    for i, word in enumerate(np.frombuffer(_shapes(), np.int64)):
+        e.store(e.b.add(spare, e.constant("i64", 8 * i)), e.constant("i64", int(word)))
+    e.instructions("ldtilecfg ($0)", spare)
+
+
+@op("void()", lambda e: e.instructions("tilerelease"))
+def tiles_off() -> None:
+    """Leave the tile registers; until then every change of threads must save them."""
+
+
+@op("void(i64, i64, i64, i64, lit)")
+def tile_products(left: int, stride: int, right: int, result: int, depth: int) -> None:
+    """result (16, 16) int32 = left (16 rows of `depth` int8, `stride` bytes apart) times right (depth, 16) int8, which
+    lies as [depth / 4][16][4]."""
+    a = np.stack([view(left + i * stride, np.int8, depth) for i in range(ROWS)]).astype(np.int32)
+    b = view(right, np.int8, 16 * depth).reshape(-1, 16, 4).astype(np.int32)
+    view(result, np.int32, 256)[:] = np.einsum("rkj,knj->rn", a.reshape(ROWS, -1, 4), b).reshape(-1)
+
+
+@tile_products.emit()
+def _emit_tile_products(e: Any, left: Any, stride: Any, right: Any, result: Any, depth: int) -> None:
+    a, b = 2 * DEPTHS.index(depth) + 1, 2 * DEPTHS.index(depth) + 2
+    e.instructions(
+        f"tilezero %tmm0; tileloadd ($0,$1,1), %tmm{a}; tileloadd ($2,$3,1), %tmm{b}; "
+        f"tdpbssd %tmm{b}, %tmm{a}, %tmm0; tilestored %tmm0, ($4,$3,1)",
+        *(left, stride, right, e.constant("i64", 64), result),
+    )
+
+
+@op("i32x16(i64)", lambda e, a: e.bitcast(e.splat(e.load(a, "i64"), 8), "i32x16"))
+def load_pair_in_all(address: int) -> Vector:
+    """Two int32 from an address, eight times."""
+    return np.tile(view(address, np.int32, 2), 8)
+
+
+@op("i32x16(i64)")
+def load_four_in_all(address: int) -> Vector:
+    """Four int32 from an address, four times."""
+    return np.tile(view(address, np.int32, 4), 4)
+
+
+@load_four_in_all.emit()
+def _emit_load_four_in_all(e: Any, address: Any) -> Any:
+    x = e.load(address, "i32x4")
+    return e.shuffle(x, x, [0, 1, 2, 3] * 4)
+
+
+@op("i32x16(i8x16)", lambda e, x: e.extend(x, "i32x16", signed=True))
+def words_of_bytes(x: Vector) -> Vector:
+    """Signed bytes as int32."""
+    return x.astype(np.int32)
