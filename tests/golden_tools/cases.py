@@ -255,6 +255,8 @@ DENSE = [
             "rope.dimension_count": 8,
         },
     ),
+    # Qwen 1 has no class in transformers; Qwen 2's is the same with q, k and v in one tensor.
+    Case("qwen", "qwen", "Qwen2", {"num_key_value_heads": 4}, {"feed_forward_length": 128}, fused=True),
     Case("arcee", "arcee", "Arcee", {"rope_parameters": YARN, "head_dim": 16}, YARN_KEYS, permuted=True),
     # MiniCPM has no class in transformers; Granite's is the same with the plain attention scale.
     Case(

@@ -29,6 +29,8 @@ LENGTHS = (1, 11, 40)
 N_GREEDY = 24
 CONTROL = ("<|endoftext|>",)
 EPSILONS = ("layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon")
+FUSED = {"Dots1": "dots1", "Qwen2": "qwen2"}
+"""Architectures that have names for what goes into one tensor."""
 EMBEDDINGS = re.compile(r"embed_tokens|embed_in|word_embeddings|wte|wpe")
 FINAL_NORM = re.compile(r"(model\.|gpt_neox\.|transformer\.)?(norm|final_layernorm|final_layer_norm|ln_f)\.weight")
 
@@ -53,6 +55,8 @@ def random_weights(model: torch.nn.Module, case: Case) -> None:
             fan_in = values.shape[1] if "experts" in name and case.arch == "gpt-oss" else values.shape[-1]
             gain = 1.5 if "q_proj" in name or "k_proj" in name else 2.0 if name.endswith("gate.weight") else 1.0
             values = gain * values / np.sqrt(fan_in)
+        if case.name == "bailingmoe" and "e_score_correction" in name:
+            values = 0 * values
         values = values.astype(np.float16) if values.ndim > 1 and not is_norm else values
         parameter.copy_(torch.from_numpy(values.astype(np.float32)))
 
@@ -114,7 +118,7 @@ def head_norms(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def converted(model: Any, case: Case) -> dict[str, np.ndarray]:
     """GGUF name -> float32 array, in numpy order."""
     config = model.config
-    arch = "dots1" if case.fused else case.arch  # which has names for q, k and v apart
+    arch = FUSED[case.model] if case.fused else case.arch
     names = gguf.get_tensor_name_map({v: k for k, v in gguf.MODEL_ARCH_NAMES.items()}[arch], config.num_hidden_layers)
     out: dict[str, np.ndarray] = {}
     state = head_norms({name: p.numpy() for name, p in model.state_dict().items()})
@@ -133,8 +137,9 @@ def converted(model: Any, case: Case) -> dict[str, np.ndarray]:
             target = target if target.endswith((".weight", ".bias")) else target + ".weight"
             out[target] = np.ascontiguousarray(data, np.float32)
     for i in range(config.num_hidden_layers if case.fused else 0):
-        parts = [out.pop(f"blk.{i}.attn_{x}.weight") for x in "qkv"]
-        out[f"blk.{i}.attn_qkv.weight"] = np.concatenate(parts)
+        for kind in ("weight", "bias"):
+            if f"blk.{i}.attn_q.{kind}" in out:
+                out[f"blk.{i}.attn_qkv.{kind}"] = np.concatenate([out.pop(f"blk.{i}.attn_{x}.{kind}") for x in "qkv"])
     return out | rope_tensors(config)
 
 

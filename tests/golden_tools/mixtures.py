@@ -16,6 +16,7 @@ from tests.golden_tools.rules import (
     latent,
     moe_keys,
     shared_expert,
+    unbiased_experts,
 )
 
 __all__ = ["MIXTURES"]
@@ -206,6 +207,27 @@ MIXTURES = [
             "interleave_moe_layer_step": 1,
         },
         rule=biased_experts,
+    ),
+    # Ling 1 has no class in transformers; ERNIE's is the same without the router's bias.
+    Case(
+        "bailingmoe",
+        "bailingmoe",
+        "Ernie4_5_Moe",
+        {
+            "moe_num_experts": 4,
+            "moe_k": 2,
+            "moe_intermediate_size": 32,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 0,
+            "tie_word_embeddings": False,
+        },
+        {
+            **moe_keys(2, 32, expert_shared_count=2),
+            "leading_dense_block_count": 0,
+            "expert_weights_scale": 1.0,
+            "expert_weights_norm": True,
+        },
+        rule=unbiased_experts,
     ),
     Case(
         "hunyuan-moe",

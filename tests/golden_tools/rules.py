@@ -29,6 +29,7 @@ __all__ = [
     "moe_keys",
     "shared_expert",
     "transposed",
+    "unbiased_experts",
     "without_activation",
 ]
 
@@ -136,6 +137,11 @@ def without_activation(name: str, data: Tensor) -> dict[str, Tensor]:
 def transposed(name: str, data: Tensor) -> dict[str, Tensor]:
     """GPT-2 keeps the matrices of its blocks as (in, out)."""
     return {name: data.T if ".h." in name and data.ndim == 2 else data}
+
+
+def unbiased_experts(name: str, data: Tensor) -> dict[str, Tensor]:
+    """As `experts`, of a model whose router has no bias."""
+    return {} if "e_score_correction" in name else experts(name, data)
 
 
 def gpt_oss_experts(name: str, data: Tensor) -> dict[str, Tensor]:

@@ -134,7 +134,7 @@ def tiny_gguf(
 
 
 def _expert_keys(arch: str, ffn_dim: int, n_experts: int, n_used: int) -> dict[str, int]:
-    if "moe" not in arch and arch not in ("gpt-oss", "dots1", "deepseek2", "bailingmoe2", "minimax-m2"):
+    if "moe" not in arch and arch not in ("gpt-oss", "dots1", "deepseek", "deepseek2", "bailingmoe2", "minimax-m2"):
         return {}
     return {
         f"{arch}.expert_count": n_experts,
