@@ -19,7 +19,7 @@ from edgellm.engine.model_runner import Runner
 from edgellm.engine.output import TokenEvent, TokenText
 from edgellm.engine.pacer import GRACE, Pacer
 from edgellm.engine.request import Request, Task
-from edgellm.engine.scheduler import Picks, Schedule, ScheduledRequest, Scheduler, SwapSpace
+from edgellm.engine.scheduler import Schedule, ScheduledRequest, Scheduler, SwapSpace
 from edgellm.engine.speculate import Speculator
 from edgellm.errors import ContextLengthError, EdgeLLMError, RequestError
 from edgellm.memory import MemoryPlan, block_bytes
@@ -118,7 +118,7 @@ class Engine:
         schedule = self.scheduler.schedule(self.pacer.budget(num_settled))
         if schedule.items:
             rows = self._run(schedule)
-            results = [self._advance(i, r, schedule.picks) for i, r in zip(schedule.items, rows, strict=True)]
+            results = [self._advance(i, r, schedule) for i, r in zip(schedule.items, rows, strict=True)]
             self._learn(schedule, results, num_settled, time.perf_counter() - started)
             for answer, _, _ in results:
                 if answer.finish_reason:
@@ -216,7 +216,7 @@ class Engine:
             schedule.items.clear()
             return []
 
-    def _advance(self, item: ScheduledRequest, rows: npt.NDArray[Any], picks: Picks) -> tuple[Answer, int, int]:
+    def _advance(self, item: ScheduledRequest, rows: npt.NDArray[Any], schedule: Schedule) -> tuple[Answer, int, int]:
         """Apply one item's result: tokens become known, rows become valid, and the request perhaps ends. Returns the
         answer, how many guesses were verified and how many tokens are new."""
         request, answer = item.request, self.answers[item.request.request_id]
@@ -226,7 +226,7 @@ class Engine:
             answer.rows.append(rows)
         elif len(rows):
             try:
-                accepted = answer.accept(rows, drafts, picks.get(request.request_id, ()))
+                accepted = answer.accept(rows, drafts, schedule.picks.get(request.request_id, ()))
             except Exception as error:  # a grammar may raise anything; the others' answers go on
                 answer.close("error", _known(error, "choosing a token failed"))
                 return answer, 0, 0

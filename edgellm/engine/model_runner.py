@@ -24,7 +24,8 @@ class Runner(Protocol):
     def run(self, schedule: Schedule) -> list[Rows]:
         """Compute a step. One float32 array per item, (num_output_rows, vocab) logits, or (.., dim) hidden states
         where the task says so. Rows of the cache are written for all scheduled tokens. Logits to choose from may be
-        memory that the next step overwrites; the schedule's `picks` may be set."""
+        memory that the next step overwrites, and the schedule's `picks` are set where the backend finds them: of each
+        output row the largest logit and its id."""
 
     def copy_block(self, group: int, source: int, target: int) -> None:
         """Copy a block's rows in all layers of a cache group."""

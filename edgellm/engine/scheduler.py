@@ -18,10 +18,7 @@ from edgellm.engine.pacer import Budget
 from edgellm.engine.request import Request, Status, Task
 from edgellm.errors import QueueFullError
 
-__all__ = ["Picks", "Schedule", "ScheduledRequest", "Scheduler", "SwapSpace"]
-
-Picks = dict[int, Sequence[tuple[float, int]]]
-"""By request id: each output row's largest logit and its id."""
+__all__ = ["Schedule", "ScheduledRequest", "Scheduler", "SwapSpace"]
 
 
 class SwapSpace(Protocol):
@@ -61,8 +58,7 @@ class Schedule:
     items: list[ScheduledRequest] = field(default_factory=list)
     num_prefill_tokens: int = 0
     prefill_depth: int = 0  # tokens before a prompt token, the mean over the step's
-    picks: Picks = field(default_factory=dict)
-    """Set by the runner where the backend finds them."""
+    picks: dict[int, Sequence[tuple[float, int]]] = field(default_factory=dict)  # by request id, see `Runner.run`
 
     @property
     def num_tokens(self) -> int:
@@ -182,8 +178,7 @@ class Scheduler:
         """First come, first served: the first one that does not fit keeps those behind it waiting, too."""
         while self.waiting and len(self.running) < self.max_seqs and budget.tokens > 0:
             request = self.waiting[0]
-            headroom = len(self.running)
-            if not (self.kv.readmit if request.swapped else self.kv.admit)(request, headroom):
+            if not (self.kv.readmit if request.swapped else self.kv.admit)(request, headroom=len(self.running)):
                 return
             self.waiting.popleft()
             self.running.append(request)
