@@ -207,7 +207,7 @@ DENSE = [
         llamacpp="has windows in the model of 64 layers only (with 64 it was equal)",
     ),
     Case("ernie4_5", "ernie4_5", "Ernie4_5", {"head_dim": 32}),
-    Case("seed_oss", "seed_oss", "SeedOss", {"head_dim": 24, "attention_bias": True}),
+    Case("seed_oss", "seed_oss", "SeedOss", {"head_dim": 32, "attention_bias": True}),
     Case(
         "hunyuan-dense",
         "hunyuan-dense",
