@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edgellm.backends.base import Array, Batch, KVPages
-from edgellm.errors import UnsupportedModel
 from edgellm.models.config import ModelConfig
-from edgellm.models.gemma3 import Gemma3
+from edgellm.models.encoder import PreNormEncoder
+from edgellm.models.gemma3 import Block, Gemma3
 from edgellm.models.layers import Linear
 from edgellm.models.metadata import Metadata
 from edgellm.models.tensors import Tensors
@@ -17,8 +17,10 @@ from edgellm.models.tensors import Tensors
 __all__ = ["GemmaEmbedding"]
 
 
-class GemmaEmbedding(Gemma3):
+class GemmaEmbedding(PreNormEncoder):
     """Arch `gemma-embedding`."""
+
+    block = Block
 
     def __init__(self, config: ModelConfig, t: Tensors):
         super().__init__(config, t)
@@ -35,7 +37,3 @@ class GemmaEmbedding(Gemma3):
     def hidden(self, batch: Batch, kv: Sequence[KVPages]) -> Array:
         x = super().hidden(batch, kv)
         return self.dense_3(self.dense_2(x)) if self.dense_2 and self.dense_3 else x
-
-    def forward(self, batch: Batch, kv: Sequence[KVPages]) -> Array:
-        """An encoder has no next token: raises UnsupportedModel."""
-        raise UnsupportedModel(f"{self.config.arch} models embed texts and cannot generate; use embed")

@@ -4,13 +4,11 @@ window to either side; halves rotate, with a base of their own in windowed layer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from edgellm.backends.base import Array, Batch, KVPages, RopeSpec
-from edgellm.errors import UnsupportedModel
 from edgellm.models.config import ModelConfig
-from edgellm.models.decoder import Decoder
+from edgellm.models.encoder import PreNormEncoder
 from edgellm.models.layers import MLP, Attention, LayerNorm
 from edgellm.models.metadata import Metadata, base_config, local_rope
 from edgellm.models.tensors import Tensors
@@ -35,7 +33,7 @@ class Block:
         return self.b.add(x, self.ffn(self.ffn_norm(x)))
 
 
-class ModernBert(Decoder):
+class ModernBert(PreNormEncoder):
     """Arch `modern-bert`."""
 
     block, norm = Block, LayerNorm
@@ -55,7 +53,3 @@ class ModernBert(Decoder):
 
     def embed(self, batch: Batch) -> Array:
         return self.token_embd_norm(super().embed(batch))
-
-    def forward(self, batch: Batch, kv: Sequence[KVPages]) -> Array:
-        """An encoder has no next token: raises UnsupportedModel."""
-        raise UnsupportedModel(f"{self.config.arch} models embed texts and cannot generate; use embed")

@@ -1,5 +1,4 @@
-"""Make tests/data/goldens/bert, nomic-bert and gemma-embedding: tiny random encoders, their hidden states in
-transformers, their GGUF.
+"""Make the encoders in tests/data/goldens: tiny random ones, their hidden states in transformers, their GGUF.
 
 python -m tests.golden_tools.make_bert OUT_FOLDER
 """
@@ -160,6 +159,18 @@ def gemma(folder: Path) -> None:
     save(folder, case.arch, model, head, decoder_metadata(model, case), converted(model, case) | dense)
 
 
+def euro(folder: Path) -> None:
+    """EuroBERT; a Llama that sees both ways has no class in transformers and is the same, q and k re-ordered."""
+    for arch in ("eurobert", "llama-embed"):
+        config = transformers.EuroBertConfig(**{**COMMON, "tie_word_embeddings": True}, attn_implementation="eager")
+        model = transformers.EuroBertModel(config).float().eval()
+        keys = {"pooling_type": 1, "attention.causal": False}
+        case = Case(arch, arch, "EuroBert", keys=keys, permuted=arch == "llama-embed", rule=below_model)
+        with torch.no_grad():
+            random_weights(model, case)
+        save(folder, arch, model, IDENTITY, decoder_metadata(model, case), converted(model, case))
+
+
 def modern(folder: Path) -> None:
     """ModernBERT, four layers: the first and the last see the whole text."""
     more = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4}
@@ -195,6 +206,7 @@ def main() -> None:
         save(Path(sys.argv[1]), arch, model, IDENTITY, metadata(model, arch), tensors(model, arch))
     gemma(Path(sys.argv[1]))
     modern(Path(sys.argv[1]))
+    euro(Path(sys.argv[1]))
 
 
 if __name__ == "__main__":
