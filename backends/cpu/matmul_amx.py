@@ -31,11 +31,14 @@ from edgellm.backends.cpu.matmul_args import (
 from edgellm.backends.cpu.matmul_unpack_amx import (
     FORMATS,
     FewFormat,
-    arrange_sums,
+    arranged,
     as_floats,
     evens,
+    evens_of_four,
     four_each,
     odds,
+    odds_of_four,
+    sums_arranged,
     twice_each,
 )
 from edgellm.backends.cpu.simd import (
@@ -82,29 +85,33 @@ MINIMA = SCALES + 16 * 64  # [16][16] int8
 D_ROWS, DMIN_ROWS = MINIMA + 16 * 16, MINIMA + 16 * 16 + 64  # [16] float32
 BLOCK = DMIN_ROWS + 64
 # the next 16 in the same way, and
-PRODUCTS = 2 * BLOCK  # up to [8][16][16] int32
-Y = PRODUCTS + 8 * 1024  # [16 / lanes][tokens][lanes] float32, a token's lanes being rows
+PRODUCTS = 2 * BLOCK  # up to [8][16][width] int32
+Y = PRODUCTS + 8 * 1024  # [tokens][tokens][rows] float32: 16 rows are `tokens` times `rows`
 X = Y + UNITS * 8 * 64
 
-# Activations of a super-block as the products want them; sums of 32 for the minima; each token's scale.
-SUMS_AT, D_AT = 256 * 16, 256 * 16 + 256
-X_BYTES = D_AT + 64
+
+def x_places(width: int) -> tuple[int, int, int]:
+    """Of a super-block of activations, as the products take them: where sums of 32 for the minima begin, where each
+    token's scale, and the size of all."""
+    return 256 * width, 272 * width, 272 * width + 64
 
 
 def activations_arranged(form: FewFormat) -> Inline:
     """A call's activations to x, super-block by super-block."""
-    tokens, lanes, minima, arrange = form.tokens, form.lanes, form.minima, form.arrange
+    tokens, minima = form.tokens, form.minima
+    arrange, arrange_sums = arranged(form.width, form.lanes, form.minima), sums_arranged(form.width)
+    sums_at, d_at, x_bytes = x_places(form.width)
 
     def arrange_all(args: int, x: int) -> None:
         for b in range(load_i64(args + N_BLOCKS)):
-            at, d = x + X_BYTES * b, load_i64(args + D) + 4 * tokens * b
+            at, d = x + x_bytes * b, load_i64(args + D) + 4 * tokens * b
             arrange(load_i64(args + Q) + 256 * tokens * b, at)
             if minima:
-                arrange_sums(load_i64(args + SUMS) + 32 * tokens * b, at + SUMS_AT)
-            if lanes == 2:
-                store(at + D_AT, twice_each(load_f32x8(d)))
+                arrange_sums(load_i64(args + SUMS) + 32 * tokens * b, at + sums_at)
+            if tokens == 8:
+                store(at + d_at, twice_each(load_f32x8(d)))
             else:
-                store(at + D_AT, four_each(load_f32x4(d)))
+                store(at + d_at, four_each(load_f32x4(d)))
 
     return inline(arrange_all)
 
@@ -130,21 +137,22 @@ def rows_unpacked(form: FewFormat) -> Inline:
 
 def values_added(form: FewFormat) -> Inline:
     """16 rows' products with a super-block of activations, times their scales, added to y; asks for four rows."""
-    minima, total, count, lines, lanes = form.minima, form.total, 256 // form.depth, -(-form.size // 64), form.lanes
-    tokens = form.tokens  # so many times `lanes` rows
-    load_d = load_pair_in_all if lanes == 2 else load_four_in_all
+    minima, total, lines, tokens, rows = form.minima, form.total, -(-form.size // 64), form.tokens, form.rows
+    each, minima_at = 4 * form.width * form.rows, 256 // form.depth * 64 * form.width
+    load_d = load_pair_in_all if rows == 2 else load_four_in_all
+    evens_of, odds_of = (evens, odds) if form.width == 16 else (evens_of_four, odds_of_four)
 
     def add_values(products: int, block: int, y: int, dx: Vector, far: int, row_bytes: int) -> None:
         for i in unroll(tokens):
-            if lanes == 4 or i % 2 == 0:
-                prefetch_share(far + (12 + lanes * i // 4) * row_bytes, lines, 0, 1)
-            at = products + 64 * lanes * i
-            d = as_floats(load_d(block + D_ROWS + 4 * lanes * i))
-            value = mul(total(at, block + SCALES + 64 * lanes * i), d)
+            if rows == 4 or i % 2 == 0:
+                prefetch_share(far + (12 + rows * i // 4) * row_bytes, lines, 0, 1)
+            at = products + each * i
+            d = as_floats(load_d(block + D_ROWS + 4 * rows * i))
+            value = mul(total(at, block + SCALES + 64 * rows * i), d)
             if minima:
-                a, b = load_i32x16(at + 1024 * count), load_i32x16(at + 1024 * count + 64)
-                least = ints_to_floats(add(evens(a, b), shift_left(odds(a, b), 7)))
-                value = sub(value, mul(least, as_floats(load_d(block + DMIN_ROWS + 4 * lanes * i))))
+                a, b = load_i32x16(at + minima_at), load_i32x16(at + minima_at + 64)
+                least = ints_to_floats(add(evens_of(a, b), shift_left(odds_of(a, b), 7)))
+                value = sub(value, mul(least, as_floats(load_d(block + DMIN_ROWS + 4 * rows * i))))
             store(y + 64 * i, fma(value, dx, load_floats(y + 64 * i)))
 
     return inline(add_values)
@@ -152,14 +160,14 @@ def values_added(form: FewFormat) -> Inline:
 
 def rows_stored(form: FewFormat) -> Inline:
     """y to 16 places from `row` on of each token's output, plus the bias."""
-    tokens, lanes = form.tokens, form.lanes
+    tokens, rows = form.tokens, form.rows
 
     def store_rows(args: int, row: int, y: int) -> None:
         out, bias = load_i64(args + OUT) + 4 * row, load_i64(args + BIAS)
         for t in range(load_i64(args + N_TOKENS)):
             for i in unroll(tokens):
-                at = y + 64 * i + 4 * lanes * t
-                if lanes == 2:
+                at = y + 64 * i + 4 * rows * t
+                if rows == 2:
                     store_i64(out + 8 * i, load_i64(at))
                 else:
                     store(out + 16 * i, load_i32x4(at))
@@ -176,12 +184,13 @@ def few_kernel(name: str, tokens: int) -> Kernel:
     form = FORMATS[name, tokens]
     size, depth, minima, count, lines = form.size, form.depth, form.minima, 256 // form.depth, -(-form.size // 64)
     arrange_all, unpack_rows = activations_arranged(form), rows_unpacked(form)
-    add_values, store_rows = values_added(form), rows_stored(form)
+    add_values, store_rows, width = values_added(form), rows_stored(form), form.width
+    sums_at, d_at, x_bytes = x_places(width)
 
     def few(args: int, begin: int, end: int, scratch: int) -> None:
         row_bytes, n_rows, n_blocks = load_i64(args + ROW_BYTES), load_i64(args + N_ROWS), load_i64(args + N_BLOCKS)
         arrange_all(args, scratch + X)
-        tiles_on(scratch)
+        tiles_on(scratch, width)
         products = scratch + PRODUCTS
         for unit in range(begin, end, UNITS):
             first, some = unit * ROWS, min(end - unit, UNITS)
@@ -200,15 +209,15 @@ def few_kernel(name: str, tokens: int) -> Kernel:
                         codes = before + CODES + depth * i
                         if count == 4 or i % 2 == 0:
                             prefetch_share(far + (8 + 4 * i // count) * row_bytes, lines, 0, 1)
-                        tile_products(codes, 256, x + 16 * depth * i, products + 1024 * i, depth)
+                        tile_products(codes, 256, x + width * depth * i, products + 64 * width * i, depth, width)
                     if minima:
-                        tile_products(before + MINIMA, 16, x + SUMS_AT, products + 1024 * count, 16)
+                        tile_products(before + MINIMA, 16, x + sums_at, products + 64 * width * count, 16, width)
                 if b < n_blocks:
                     row = min(u * ROWS, n_rows - ROWS - first)
                     unpack_rows(weights + row * row_bytes + size * b, row_bytes, block, far)
                 if step > 0:
-                    add_values(products, before, y, load_floats(x + D_AT), far, row_bytes)
-                before, x, y = block, scratch + X + X_BYTES * b, scratch + Y + 64 * tokens * u
+                    add_values(products, before, y, load_floats(x + d_at), far, row_bytes)
+                before, x, y = block, scratch + X + x_bytes * b, scratch + Y + 64 * tokens * u
                 u += 1
                 if u == some:
                     b, u = b + 1, 0
@@ -221,4 +230,4 @@ def few_kernel(name: str, tokens: int) -> Kernel:
 
 def few_scratch(n_blocks: int) -> int:
     """Bytes of scratch a thread needs."""
-    return X + X_BYTES * n_blocks
+    return X + x_places(16)[2] * n_blocks

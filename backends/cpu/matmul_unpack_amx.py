@@ -1,7 +1,7 @@
 """How K types go into AMX tiles: codes and headers as the products take them, activations to match, sums of a row.
 
-Codes stay in the order in which a super-block has them; the activations are arranged to it, once a call. A group is 16
-or 32 weights with one scale. See matmul_amx.py.
+Codes stay in the order in which a super-block has them; the activations are arranged to match, once a call. A group is
+16 or 32 weights with one scale. See matmul_amx.py.
 """
 
 from __future__ import annotations
@@ -14,27 +14,26 @@ from edgellm.backends.cpu.simd import (
     Vector,
     add,
     bit_and,
-    bit_or,
     fma,
     load_i8x16,
     load_i8x64,
     load_i16x16,
-    load_i32x4,
-    load_i32x8,
+    load_i32,
     load_i32x16,
     mul,
     mul_pairs_i16,
+    narrow_i32x8,
     permute,
     permute2,
     registers,
     reinterpret,
-    shift_left,
     shift_right,
     splat_i8x64,
     splat_i16x16,
-    splat_i32x4,
     splat_i32x8,
+    splat_i32x16,
     store,
+    store_i32,
     sub,
     unroll,
 )
@@ -47,12 +46,14 @@ from edgellm.backends.cpu.simd_512 import (
 from edgellm.backends.cpu.simd_amx import (
     load_four_in_all,
     load_pair_in_all,
+    load_pair_in_half,
     words_of_bytes,
 )
 from edgellm.backends.cpu.simd_pack import load_f16_of_four
 from edgellm.backends.cpu.simd_wide import ints_to_floats
 
-__all__ = ["FORMATS", "FewFormat", "arrange_sums", "as_floats", "evens", "four_each", "odds", "twice_each"]
+__all__ = ["FORMATS", "FewFormat", "arranged", "as_floats", "evens", "evens_of_four", "four_each", "odds"]
+__all__ += ["odds_of_four", "sums_arranged", "twice_each"]
 
 
 @dataclass(frozen=True)
@@ -64,84 +65,83 @@ class FewFormat:
     """Bytes of a super-block."""
     depth: int
     """Codes of a row in one product: as many groups as a token has lanes."""
+    width: int
+    """Lanes of a product: 8 or 16."""
     lanes: int
-    """Lanes of a token, of 16."""
+    """Lanes of a token, one for each group of a product."""
     minima: bool
     """Whether there are minima; the last product is theirs with the sums of 32 activations."""
-    arrange: Inline
-    """(activations of a super-block, target): as the products take them."""
     unpack: Inline
     """(super-block, target): its 256 codes, signed."""
     headers: Inline
     """(four super-blocks, addresses for their scales, minima, d): unpacks those; dmin goes 64 bytes behind d."""
     total: Inline
-    """(products of `lanes` rows, their scales) -> isum, float32, a token's lanes being rows."""
+    """(products of `rows` rows, their scales) -> isum, float32: [token][row]."""
 
     @property
     def tokens(self) -> int:
         """Tokens at once."""
-        return 16 // self.lanes
+        return self.width // self.lanes
+
+    @property
+    def rows(self) -> int:
+        """Rows of one vector of 16 lanes, once a token's lanes are added up."""
+        return 16 // self.tokens
 
 
-_even = permute2("i32x8", [n for i in range(8) for n in (i, 8)])
-_odd = permute2("i32x8", [n for i in range(8) for n in (8, i)])
-_both = permute2("i32x8", [n for i in range(8) for n in (i, 8 + i)])
-_in_fourth = [permute2("i32x4", [n // 4 if n % 4 == j else 4 for n in range(16)]) for j in range(4)]
-_in_first, _in_second, _in_third, _in_last = _in_fourth
 twice_each = permute("f32x8", [i // 2 for i in range(16)])
 four_each = permute("f32x4", [i // 4 for i in range(16)])
 _EVENS, _ODDS = ([n for i in range(first, 16, 2) for n in (i, 16 + i)] for first in (0, 1))
 evens, odds = permute2("i32x16", _EVENS), permute2("i32x16", _ODDS)
 evens_f, odds_f = permute2("f32x16", _EVENS), permute2("f32x16", _ODDS)
+_EVENS_OF_FOUR, _ODDS_OF_FOUR = (
+    [n + 2 * t for t in range(4) for n in (first, 8 + first, 16 + first, 24 + first)] for first in (0, 1)
+)
+evens_of_four, odds_of_four = permute2("i32x16", _EVENS_OF_FOUR), permute2("i32x16", _ODDS_OF_FOUR)
+evens_of_four_f, odds_of_four_f = permute2("f32x16", _EVENS_OF_FOUR), permute2("f32x16", _ODDS_OF_FOUR)
 as_floats, as_words = reinterpret("i32x16", "f32x16"), reinterpret("i8x64", "i32x16")
 
 
-@inline
-def arrange_32(q: int, x: int) -> None:
-    """Groups of 32 in the order of nibbles: 0 and 2, 1 and 3, 4 and 6, 5 and 7."""
-    zero = splat_i32x8(0)
-    for i in unroll(4):
-        for j in range(8):
-            first, second = q + 32 * (8 * (4 * (i // 2) + i % 2) + j), q + 32 * (8 * (4 * (i // 2) + i % 2 + 2) + j)
-            store(x + 1024 * i + 64 * j, _even(load_i32x8(first), zero))
-            store(x + 1024 * i + 512 + 64 * j, _odd(load_i32x8(second), zero))
+def arranged(width: int, lanes: int, nibbles: bool) -> Inline:
+    """(q of a super-block, token after token; target): words of four activations, in a product's rows of `width` lanes.
+    Groups of 32 in the order of nibbles (0 and 2, 1 and 3 ... are together), or groups of 16 as they come."""
+    tokens, words = width // lanes, 8 if nibbles else 4
+
+    def arrange(q: int, x: int) -> None:
+        for at in range(0, 256 * width, 64):
+            store(x + at, splat_i32x16(0))
+        for g in range(64 // words):
+            if nibbles:
+                product, lane = g // 4 * 2 + g % 2, g % 4 // 2
+            else:
+                product, lane = g // lanes, g % lanes
+            at = x + 4 * width * words * (lanes * product + lane) + 4 * lane
+            for t in range(tokens):
+                for i in unroll(words):
+                    word = load_i32(q + 256 * t + 4 * (words * g + i))
+                    store_i32(at + 4 * width * i + 4 * lanes * t, word)
+
+    return inline(arrange)
 
 
-@inline
-def arrange_16(q: int, x: int) -> None:
-    """Groups of 16 in order: 0 and 1, 2 and 3 ..."""
-    zero = splat_i32x8(0)
-    for i in range(8):
-        for j in unroll(4):
-            store(x + 512 * i + 64 * j, _even(load_i32x8(q + 256 * i + 32 * j), zero))
-            store(x + 512 * i + 256 + 64 * j, _odd(load_i32x8(q + 256 * i + 128 + 32 * j), zero))
+def sums_arranged(width: int) -> Inline:
+    """(sums of 16 of a super-block, token after token; target): the sums of 32 for a product with `scales_and_minima`,
+    their 7 low bits in even lanes, the rest in odd ones. The 64 bytes behind them are written as well."""
+    spare_at, tokens = 16 * width, width // 2
 
+    def arrange_sums(sums: int, x: int) -> None:
+        for at in range(0, spare_at, 64):
+            store(x + at, splat_i32x16(0))
+        for t in range(tokens):
+            total = mul_pairs_i16(load_i16x16(sums + 32 * t), splat_i16x16(1))
+            low, high = bit_and(total, splat_i32x8(127)), shift_right(total, 7)
+            store(x + spare_at, narrow_i32x8(low, high, low, high))
+            for i in unroll(2):
+                at = x + 8 * t + 4 * i
+                store_i32(at + 4 * width, load_i32(x + spare_at + 8 * i))
+                store_i32(at + 12 * width, load_i32(x + spare_at + 8 * i + 4))
 
-@inline
-def arrange_16_by_four(q: int, x: int) -> None:
-    """Four groups of 16 in a product, for four tokens."""
-    zero = splat_i32x4(0)
-    for i in range(4):
-        for j in unroll(4):
-            at, p = x + 1024 * i + 64 * j, q + 256 * i + 16 * j
-            store(at, _in_first(load_i32x4(p), zero))
-            store(at + 256, _in_second(load_i32x4(p + 64), zero))
-            store(at + 512, _in_third(load_i32x4(p + 128), zero))
-            store(at + 768, _in_last(load_i32x4(p + 192), zero))
-
-
-@inline
-def arrange_sums(sums: int, x: int) -> None:
-    """Sums of 32 activations for a product with `scales_and_minima`: 7 low bits in even lanes, the rest in odd ones."""
-    zero = splat_i32x8(0)
-    for half in unroll(2):
-        low, high = zero, zero
-        for i in unroll(4):
-            total = mul_pairs_i16(load_i16x16(sums + 32 * (4 * half + i)), splat_i16x16(1))
-            low = bit_or(low, shift_left(bit_and(total, splat_i32x8(127)), 8 * i))
-            high = bit_or(high, shift_left(bit_and(shift_right(total, 7), splat_i32x8(255)), 8 * i))
-        store(x + 128 * half, _both(zero, zero))
-        store(x + 128 * half + 64, _both(low, high))
+    return inline(arrange_sums)
 
 
 @inline
@@ -191,6 +191,23 @@ def total_32(products: int, scales: int) -> Vector:
     """Two rows of Q4_K. Both summands are exact, so their sum is rounded as that of integers would be."""
     a, b = row_total_32(products, scales), row_total_32(products + 64, scales + 64)
     return add(evens_f(a, b), odds_f(a, b))
+
+
+@inline
+def two_rows_total_32(products: int, scales: int) -> Vector:
+    """`row_total_32` of two rows in eight lanes each."""
+    total = mul(ints_to_floats(load_i32x16(products)), as_floats(load_pair_in_half(scales, scales + 64)))
+    for i in unroll(3):
+        scale = as_floats(load_pair_in_half(scales + 8 * (i + 1), scales + 64 + 8 * (i + 1)))
+        total = fma(ints_to_floats(load_i32x16(products + 512 * (i + 1))), scale, total)
+    return total
+
+
+@inline
+def total_32_by_four(products: int, scales: int) -> Vector:
+    """Four rows of Q4_K for four tokens."""
+    a, b = two_rows_total_32(products, scales), two_rows_total_32(products + 64, scales + 128)
+    return add(evens_of_four_f(a, b), odds_of_four_f(a, b))
 
 
 @inline
@@ -249,9 +266,10 @@ def total_16(products: int, scales: int) -> Vector:
 FORMATS = {
     (form.name, form.tokens): form
     for form in (
-        FewFormat("q4_k", 144, 64, 2, True, arrange_32, unpack_q4, headers_with_minima, total_32),
-        FewFormat("q6_k", 210, 32, 2, False, arrange_16, unpack_q6, headers_q6, total_16),
-        FewFormat("q6_k", 210, 64, 4, False, arrange_16_by_four, unpack_q6, headers_q6, total_16_by_four),
+        FewFormat("q4_k", 144, 64, 8, 2, True, unpack_q4, headers_with_minima, total_32_by_four),
+        FewFormat("q4_k", 144, 64, 16, 2, True, unpack_q4, headers_with_minima, total_32),
+        FewFormat("q6_k", 210, 32, 16, 2, False, unpack_q6, headers_q6, total_16),
+        FewFormat("q6_k", 210, 64, 16, 4, False, unpack_q6, headers_q6, total_16_by_four),
     )
 }
 """By name and the most tokens."""

@@ -22,6 +22,7 @@ __all__ = [
     "HAS_TILES",
     "load_four_in_all",
     "load_pair_in_all",
+    "load_pair_in_half",
     "tile_products",
     "tiles_off",
     "tiles_on",
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 ROWS = 16
-"""Rows of a left operand and of a result; lanes of a result's row."""
+"""Rows of a left operand and of a result."""
 DEPTHS = (64, 32, 16)
 """Bytes of a left operand's row: each depth has tile registers of its shapes."""
 _SYSCALL, _ASK, _TILE_DATA = 158, 0x1023, 18  # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
@@ -47,9 +48,9 @@ HAS_TILES = ISA == "avx512" and os.environ.get("EDGELLM_ISA") != "avx512" and ti
 """Whether there are tile registers; EDGELLM_ISA=avx512 leaves them alone."""
 
 
-def _shapes() -> bytes:
+def _shapes(lanes: int) -> bytes:
     """Palette 1: of each register (0 the result, then left and right of each depth) bytes a row, and rows."""
-    shapes = [(64, ROWS)] + [shape for depth in DEPTHS for shape in ((depth, ROWS), (64, depth // 4))]
+    shapes = [(4 * lanes, ROWS)] + [s for depth in DEPTHS for s in ((depth, ROWS), (4 * lanes, depth // 4))]
     widths = np.zeros(16, np.uint16)
     rows = np.zeros(16, np.uint8)
     for i, (width, count) in enumerate(shapes):
@@ -57,14 +58,14 @@ def _shapes() -> bytes:
     return bytes([1]) + bytes(15) + widths.tobytes() + rows.tobytes()
 
 
-@op("void(i64)")
-def tiles_on(spare: int) -> None:
-    """Give the tile registers their shapes; `spare`: 64 bytes of memory."""
+@op("void(i64, lit)")
+def tiles_on(spare: int, lanes: int) -> None:
+    """Give the tile registers their shapes for results of so many lanes, 8 or 16; `spare`: 64 bytes of memory."""
 
 
 @tiles_on.emit()
-def _emit_tiles_on(e: Any, spare: Any) -> None:
-    for i, word in enumerate(np.frombuffer(_shapes(), np.int64)):
+def _emit_tiles_on(e: Any, spare: Any, lanes: int) -> None:
+    for i, word in enumerate(np.frombuffer(_shapes(lanes), np.int64)):
         e.store(e.b.add(spare, e.constant("i64", 8 * i)), e.constant("i64", int(word)))
     e.instructions("ldtilecfg ($0)", spare)
 
@@ -74,22 +75,22 @@ def tiles_off() -> None:
     """Leave the tile registers; until then every change of threads must save them."""
 
 
-@op("void(i64, i64, i64, i64, lit)")
-def tile_products(left: int, stride: int, right: int, result: int, depth: int) -> None:
-    """result (16, 16) int32 = left (16 rows of `depth` int8, `stride` bytes apart) times right (depth, 16) int8, which
-    lies as [depth / 4][16][4]."""
+@op("void(i64, i64, i64, i64, lit, lit)")
+def tile_products(left: int, stride: int, right: int, result: int, depth: int, lanes: int) -> None:
+    """result (16, lanes) int32 = left (16 rows of `depth` int8, `stride` bytes apart) times right (depth, lanes) int8,
+    which lies as [depth / 4][lanes][4]."""
     a = np.stack([view(left + i * stride, np.int8, depth) for i in range(ROWS)]).astype(np.int32)
-    b = view(right, np.int8, 16 * depth).reshape(-1, 16, 4).astype(np.int32)
-    view(result, np.int32, 256)[:] = np.einsum("rkj,knj->rn", a.reshape(ROWS, -1, 4), b).reshape(-1)
+    b = view(right, np.int8, lanes * depth).reshape(-1, lanes, 4).astype(np.int32)
+    view(result, np.int32, ROWS * lanes)[:] = np.einsum("rkj,knj->rn", a.reshape(ROWS, -1, 4), b).reshape(-1)
 
 
 @tile_products.emit()
-def _emit_tile_products(e: Any, left: Any, stride: Any, right: Any, result: Any, depth: int) -> None:
+def _emit_tile_products(e: Any, left: Any, stride: Any, right: Any, result: Any, depth: int, lanes: int) -> None:
     a, b = 2 * DEPTHS.index(depth) + 1, 2 * DEPTHS.index(depth) + 2
     e.instructions(
         f"tilezero %tmm0; tileloadd ($0,$1,1), %tmm{a}; tileloadd ($2,$3,1), %tmm{b}; "
         f"tdpbssd %tmm{b}, %tmm{a}, %tmm0; tilestored %tmm0, ($4,$3,1)",
-        *(left, stride, right, e.constant("i64", 64), result),
+        *(left, stride, right, e.constant("i64", 4 * lanes), result),
     )
 
 
@@ -109,6 +110,18 @@ def load_four_in_all(address: int) -> Vector:
 def _emit_load_four_in_all(e: Any, address: Any) -> Any:
     x = e.load(address, "i32x4")
     return e.shuffle(x, x, [0, 1, 2, 3] * 4)
+
+
+@op("i32x16(i64, i64)")
+def load_pair_in_half(a: int, b: int) -> Vector:
+    """Two int32 from one address, four times, then two from another."""
+    return np.concatenate([np.tile(view(p, np.int32, 2), 4) for p in (a, b)])
+
+
+@load_pair_in_half.emit()
+def _emit_load_pair_in_half(e: Any, a: Any, b: Any) -> Any:
+    pairs = [e.splat(e.load(p, "i64"), 8) for p in (a, b)]
+    return e.bitcast(e.shuffle(*pairs, [0, 1, 2, 3, 12, 13, 14, 15]), "i32x16")
 
 
 @op("i32x16(i8x16)", lambda e, x: e.extend(x, "i32x16", signed=True))

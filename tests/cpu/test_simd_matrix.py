@@ -81,7 +81,7 @@ def test_twin(name):
         operands[192:256] = np.repeat(rng.integers(-64, 64, 16).astype(np.int16), 2).view(np.uint8)
     if name.startswith("lookup") or "lookup" in item.name:
         operands[:64] &= 15
-    if name.endswith("_of_four"):  # four addresses
+    if name.endswith("_of_four") or name == "load_pair_in_half":  # addresses
         operands[256:] = rng.integers(0, 120, 256)
         operands[:256].view(np.int64)[::8] = operands.ctypes.data + 256 + 38 * np.arange(4)
     if name == "load_rows_of_four":  # an address and a stride
@@ -108,23 +108,25 @@ def test_dot_by_hand():
 
 
 @pytest.mark.skipif(not simd_amx.HAS_TILES, reason="no tile registers")
+@pytest.mark.parametrize("lanes", [8, 16])
 @pytest.mark.parametrize("depth", simd_amx.DEPTHS)
-def test_tile_products_are_matrix_products(depth):
+def test_tile_products_are_matrix_products(depth, lanes):
     """Rows further apart than they are long; -128 and 127 included."""
     rng = np.random.default_rng(SEED)
-    left, right = rng.integers(-128, 128, (16, 80), dtype=np.int8), rng.integers(-128, 128, (depth, 16), dtype=np.int8)
+    left = rng.integers(-128, 128, (16, 80), dtype=np.int8)
+    right = rng.integers(-128, 128, (depth, lanes), dtype=np.int8)
     left[0, :depth], right[:, 0] = -128, -128
-    stored = np.ascontiguousarray(right.reshape(depth // 4, 4, 16).transpose(0, 2, 1))
+    stored = np.ascontiguousarray(right.reshape(depth // 4, 4, lanes).transpose(0, 2, 1))
     expected = left[:, :depth].astype(np.int64) @ right.astype(np.int64)
     tiles_on, tile_products, tiles_off = simd_amx.tiles_on, simd_amx.tile_products, simd_amx.tiles_off
 
     def products(args: int, begin: int, end: int, scratch: int) -> None:
-        tiles_on(scratch)
-        tile_products(load_i64(args), 80, load_i64(args + 8), load_i64(args + 16), depth)
+        tiles_on(scratch, lanes)
+        tile_products(load_i64(args), 80, load_i64(args + 8), load_i64(args + 16), depth, lanes)
         tiles_off()
 
-    for function in (Library().function(kernel(products, f"test_tiles_{depth}")), products):
-        out, spare = np.zeros((16, 16), np.int32), np.zeros(64, np.uint8)
+    for function in (Library().function(kernel(products, f"test_tiles_{depth}_{lanes}")), products):
+        out, spare = np.zeros((16, lanes), np.int32), np.zeros(64, np.uint8)
         args = np.array([left.ctypes.data, stored.ctypes.data, out.ctypes.data])
         function(args.ctypes.data, 0, 1, spare.ctypes.data)
         assert (out == expected).all()
