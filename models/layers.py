@@ -12,7 +12,7 @@ from edgellm.backends.base import Array, AttentionSpec, Batch, KVPages, RopeSpec
 from edgellm.models.config import ModelConfig
 from edgellm.models.tensors import Tensors
 
-__all__ = ["MLP", "Attention", "GatedExpert", "LayerNorm", "Linear", "MoE", "RMSNorm"]
+__all__ = ["MLP", "Attention", "Experts", "GatedExpert", "LayerNorm", "Linear", "MoE", "RMSNorm"]
 
 
 class Linear:

@@ -3,6 +3,7 @@ gated SiLU MLP."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from edgellm.backends.base import Array, Batch, KVPages, RopeSpec
@@ -12,7 +13,7 @@ from edgellm.models.layers import MLP, Attention, LayerNorm
 from edgellm.models.metadata import Metadata, base_config
 from edgellm.models.tensors import Tensors
 
-__all__ = ["NomicBert"]
+__all__ = ["NomicBert", "nomic_config"]
 
 
 class Block:
@@ -22,8 +23,12 @@ class Block:
         self.b = t.backend
         self.attn = Attention(t, c, layer, rope)
         self.attn_output_norm = LayerNorm(t, "attn_output_norm", c.norm_eps, c.dim)
-        self.ffn = MLP(t, c.dim, c.ffn_dim, "silu")
+        self.ffn = self.feed_forward(t, c, layer)
         self.layer_output_norm = LayerNorm(t, "layer_output_norm", c.norm_eps, c.dim)
+
+    def feed_forward(self, t: Tensors, c: ModelConfig, layer: int) -> Callable[[Array], Array]:
+        """What a layer feeds its rows through."""
+        return MLP(t, c.dim, c.ffn_dim, "silu")
 
     def attend(self, x: Array, batch: Batch, kv: KVPages) -> Array:
         return self.attn_output_norm(self.b.add(x, self.attn(x, batch, kv)))
@@ -44,10 +49,7 @@ class NomicBert(Encoder):
     @staticmethod
     def read_config(meta: Metadata) -> ModelConfig:
         """The architecture's constants from a file's metadata."""
-        c = base_config(meta, adjacent=False, layer_norm=True)
-        n_types = meta.values.get("tokenizer.ggml.token_type_count", 2)
-        extra = {"token_types": float(n_types if isinstance(n_types, int) else 2)}
-        return replace(c, causal=meta.flag("attention.causal", False), pooling=c.pooling or "mean", extra=extra)
+        return nomic_config(meta, base_config(meta, adjacent=False, layer_norm=True))
 
     def embed(self, batch: Batch) -> Array:
         x = self.b.embed(self.token_embd, batch.ids)
@@ -55,3 +57,10 @@ class NomicBert(Encoder):
             return x
         # Texts are never pairs, so each row wants the vector of type 0; rope_variants are the zeros at hand.
         return self.b.add(x, self.b.embed(self.token_types, batch.rope_variants))
+
+
+def nomic_config(meta: Metadata, c: ModelConfig) -> ModelConfig:
+    """What is no decoder's: direction, pooling, types of tokens."""
+    n_types = meta.values.get("tokenizer.ggml.token_type_count", 2)
+    extra = {**c.extra, "token_types": float(n_types if isinstance(n_types, int) else 2)}
+    return replace(c, causal=meta.flag("attention.causal", False), pooling=c.pooling or "mean", extra=extra)

@@ -61,6 +61,7 @@ _CLASSES = {
     "modern-bert": "modern_bert.ModernBert",
     "nemotron": "nemotron.Nemotron",
     "nomic-bert": "nomic_bert.NomicBert",
+    "nomic-bert-moe": "nomic_bert_moe.NomicBertMoE",
     "olmo": "olmo.Olmo",
     "olmo2": "olmo2.Olmo2",
     "olmoe": "olmoe.OLMoE",

@@ -24,9 +24,35 @@ IDENTITY = np.eye(64, dtype=np.float32)
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
+class PlainMLP(torch.nn.Module):
+    """down(gelu(up x)) with biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(64, 96), torch.nn.Linear(96, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+class PlainMoE(torch.nn.Module):
+    """Two of four experts without biases, each computed for all tokens and weighed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = torch.nn.Linear(64, 4, bias=False)
+        self.up, self.down = (torch.nn.Parameter(torch.zeros(4, *shape)) for shape in ((96, 64), (64, 96)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = self.router(x).softmax(-1)
+        weights = torch.where(weights >= weights.topk(2, -1).values[..., -1:], weights, 0)
+        each = torch.nn.functional.gelu(torch.einsum("btd,efd->btef", x, self.up))
+        return torch.einsum("btef,edf,bte->btd", each, self.down, weights)
+
+
 def build(arch: str) -> transformers.PreTrainedModel:
     """The random model; matrices exact in float16."""
-    name = {"bert": "Bert", "nomic-bert": "NomicBert"}[arch]
+    name = {"bert": "Bert", "nomic-bert": "NomicBert", "nomic-bert-moe": "NomicBert"}[arch]
     config = getattr(transformers, f"{name}Config")(
         vocab_size=VOCAB,
         hidden_size=64,
@@ -37,6 +63,8 @@ def build(arch: str) -> transformers.PreTrainedModel:
         attn_implementation="eager",
     )
     model = getattr(transformers, f"{name}Model")(config, add_pooling_layer=False).float().eval()
+    if arch == "nomic-bert-moe":  # of which transformers has no class
+        model.layers[0].mlp, model.layers[1].mlp = PlainMLP(), PlainMoE()
     with torch.no_grad():
         for name, parameter in model.state_dict().items():
             rng = np.random.default_rng([SEED, zlib.crc32(name.encode())])
@@ -53,7 +81,7 @@ def build(arch: str) -> transformers.PreTrainedModel:
 def tensors(model: transformers.PreTrainedModel, arch: str) -> dict[str, np.ndarray]:
     """GGUF name -> float32 array. nomic-bert files hold q, k and v in one tensor."""
     state = {name: parameter.numpy() for name, parameter in model.state_dict().items()}
-    if arch == "nomic-bert":
+    if arch.startswith("nomic-bert"):
         return nomic_tensors(state, model.config.num_hidden_layers)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, model.config.num_hidden_layers)
     out = {}
@@ -77,14 +105,16 @@ def nomic_tensors(state: dict[str, np.ndarray], n_layers: int) -> dict[str, np.n
         "attn_output.weight": "self_attn.o_proj.weight",
         "attn_output_norm.weight": "post_attention_layernorm.weight",
         "attn_output_norm.bias": "post_attention_layernorm.bias",
-        "ffn_gate.weight": "mlp.gate_proj.weight",
-        "ffn_up.weight": "mlp.up_proj.weight",
-        "ffn_down.weight": "mlp.down_proj.weight",
         "layer_output_norm.weight": "post_mlp_layernorm.weight",
         "layer_output_norm.bias": "post_mlp_layernorm.bias",
     }
+    feeds = [(f"ffn_{x}.weight", f"mlp.{x}_proj.weight") for x in ("gate", "up", "down")]
+    feeds += [(f"ffn_{x}.{kind}", f"mlp.{x}.{kind}") for x in ("up", "down") for kind in ("weight", "bias")]
+    feeds += [(f"ffn_{x}_exps.weight", f"mlp.{x}") for x in ("up", "down")]
+    feeds += [("ffn_gate_inp.weight", "mlp.router.weight")]
     for i in range(n_layers):
-        out |= {f"blk.{i}.{ours}": state[f"layers.{i}.{theirs}"] for ours, theirs in plain.items()}
+        names = [*plain.items(), *(pair for pair in feeds if f"layers.{i}.{pair[1]}" in state)]
+        out |= {f"blk.{i}.{ours}": state[f"layers.{i}.{theirs}"] for ours, theirs in names}
         qkv = [state[f"layers.{i}.self_attn.{x}_proj.weight"] for x in "qkv"]
         out[f"blk.{i}.attn_qkv.weight"] = np.concatenate(qkv)
     return out
@@ -106,8 +136,10 @@ def metadata(model: transformers.PreTrainedModel, arch: str) -> dict[str, object
         "attention.causal": False,
         "pooling_type": 1,
     }
-    if arch == "nomic-bert":
+    if arch.startswith("nomic-bert"):
         keys["rope.freq_base"] = 1000.0
+    if arch == "nomic-bert-moe":
+        keys |= {"expert_count": 4, "expert_used_count": 2, "moe_every_n_layers": 2}
     return {f"{arch}.{key}": value for key, value in keys.items()} | {
         "general.name": f"golden-{arch}",
         "tokenizer.ggml.model": "bert",
@@ -201,7 +233,7 @@ def below_model(name: str, data: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def main() -> None:
-    for arch in ("bert", "nomic-bert"):
+    for arch in ("bert", "nomic-bert", "nomic-bert-moe"):
         model = build(arch)
         save(Path(sys.argv[1]), arch, model, IDENTITY, metadata(model, arch), tensors(model, arch))
     gemma(Path(sys.argv[1]))

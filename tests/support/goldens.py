@@ -13,7 +13,7 @@ __all__ = ["DATA", "DECODERS", "ENCODERS", "Golden", "shared_goldens"]
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
-ENCODERS = ["bert", "eurobert", "gemma-embedding", "llama-embed", "modern-bert", "nomic-bert"]
+ENCODERS = ["bert", "eurobert", "gemma-embedding", "llama-embed", "modern-bert", "nomic-bert", "nomic-bert-moe"]
 DECODERS = sorted(folder.name for folder in (DATA / "goldens").iterdir() if folder.name not in ENCODERS)
 """Models in tests/data/goldens, made by tests/golden_tools; each also runs in llama.cpp, see `Case.llamacpp` there."""
 
