@@ -49,7 +49,7 @@ from edgellm.backends.cpu.simd_amx import (
     load_pair_in_half,
     words_of_bytes,
 )
-from edgellm.backends.cpu.simd_pack import load_f16_of_four
+from edgellm.backends.cpu.simd_pack import load_f16_of_four, transposed_8x8
 from edgellm.backends.cpu.simd_wide import ints_to_floats
 
 __all__ = ["FORMATS", "FewFormat", "arranged", "as_floats", "evens", "evens_of_four", "four_each", "odds"]
@@ -102,10 +102,43 @@ evens_of_four_f, odds_of_four_f = permute2("f32x16", _EVENS_OF_FOUR), permute2("
 as_floats, as_words = reinterpret("i32x16", "f32x16"), reinterpret("i8x64", "i32x16")
 
 
+_in_even = permute2("i32x8", [n for i in range(8) for n in (i, 8)])
+_in_odd = permute2("i32x8", [n for i in range(8) for n in (8, i)])
+
+
+@inline
+def arrange_16_for_eight(q: int, x: int) -> None:
+    """As `arranged`, for eight tokens and groups of 16."""
+    c = registers(8)
+    zero = splat_i32x8(0)
+    for i in range(8):
+        c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7] = transposed_8x8(q + 32 * i, 256)
+        for j in unroll(4):
+            store(x + 512 * i + 64 * j, _in_even(c[j], zero))
+            store(x + 512 * i + 256 + 64 * j, _in_odd(c[j + 4], zero))
+
+
+@inline
+def arrange_32_for_eight(q: int, x: int) -> None:
+    """As `arranged`, for eight tokens and groups of 32."""
+    c = registers(8)
+    zero = splat_i32x8(0)
+    for i in range(4):
+        first = q + 32 * (i // 2 * 4 + i % 2)
+        c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7] = transposed_8x8(first, 256)
+        for j in unroll(8):
+            store(x + 1024 * i + 64 * j, _in_even(c[j], zero))
+        c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7] = transposed_8x8(first + 64, 256)
+        for j in unroll(8):
+            store(x + 1024 * i + 512 + 64 * j, _in_odd(c[j], zero))
+
+
 def arranged(width: int, lanes: int, nibbles: bool) -> Inline:
     """(q of a super-block, token after token; target): words of four activations, in a product's rows of `width` lanes.
     Groups of 32 in the order of nibbles (0 and 2, 1 and 3 ... are together), or groups of 16 as they come."""
     tokens, words = width // lanes, 8 if nibbles else 4
+    if tokens == 8:  # three times as fast
+        return arrange_32_for_eight if nibbles else arrange_16_for_eight
 
     def arrange(q: int, x: int) -> None:
         for at in range(0, 256 * width, 64):
