@@ -14,7 +14,7 @@ from edgellm.config import SamplingParams
 from edgellm.engine.engine import Engine
 from edgellm.engine.output import Completion, TokenEvent
 from edgellm.engine.request import Request, Task
-from edgellm.errors import EdgeLLMError, QueueFullError
+from edgellm.errors import EdgeLLMError, QueueFullError, RequestError
 
 __all__ = ["EngineThread", "Stream"]
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 class Stream:
     """One request's events, for one reader. Iterating ends after the event with a finish_reason; an event of reason
-    "error" is handed out like any other, `result` raises it."""
+    "error" is handed out like any other, `result` raises it. Events that go to `on_event` cannot be had here, too."""
 
     def __init__(self, on_event: Callable[[TokenEvent], None] | None, cancel: Callable[[Stream], None]):
         self.request_id: int | None = None
@@ -37,6 +37,8 @@ class Stream:
         self.cancelled = False
 
     def __iter__(self) -> Iterator[TokenEvent]:
+        if self._on_event is not None:
+            raise RequestError("this request's events go to its on_event: its stream has none to wait for")
         while self._last is None:
             event = self._events.get()
             if event.finish_reason is not None:

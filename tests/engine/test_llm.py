@@ -10,6 +10,7 @@ import pytest
 
 from edgellm import LLM
 from edgellm.config import EngineConfig, SamplingParams
+from edgellm.engine.output import TokenEvent
 from edgellm.errors import BackendUnavailable, ContextLengthError, EdgeLLMError, QueueFullError, RequestError
 from tests.support.scripted import EOS, ByteTokenizer, ScriptedRunner, hash_script, model_config, scripted_llm
 
@@ -31,6 +32,18 @@ def test_a_stream_gives_what_generate_gives() -> None:
         assert [i for e in events for i in e.ids] == list("Hello, wörld!".encode())
         assert [e.finish_reason for e in events[:-1]] == [None] * (len(events) - 1)
         assert events[-1].completion is not None and events[-1].completion.text == "Hello, wörld!"
+
+
+def test_a_stream_whose_events_go_elsewhere_says_so() -> None:
+    """Instead of waiting for events that never come."""
+    with scripted_llm("Hello!") as llm:
+        events: list[TokenEvent] = []
+        ended = threading.Event()
+        stream = llm.submit("x", GREEDY, on_event=lambda e: (events.append(e), e.finish_reason and ended.set()))
+        assert ended.wait(30) and "".join(e.text for e in events) == "Hello!"
+        for wait in (stream.result, lambda: next(iter(stream))):
+            with pytest.raises(RequestError, match="on_event"):
+                wait()
 
 
 def test_stop_strings_are_cut_off_and_never_streamed() -> None:
