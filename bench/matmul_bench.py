@@ -44,7 +44,7 @@ class Product:
         single = n <= width
         self.layout = Layout(info.block_size, panel_width(kind, width, single), n, k)
         x = np.random.default_rng(0).standard_normal((n, k)).astype(np.float32)
-        self.form, self.out = np.zeros(self.layout.nbytes, np.uint8), np.zeros((n, self.m), np.float32)
+        self.form, self.out = aligned(self.layout.nbytes), np.zeros((n, self.m), np.float32)
         q, sums, d = self.layout.addresses(self.form.ctypes.data)
         given = (x.ctypes.data, 4 * k, self.layout.n_blocks, q, sums, d, self.layout.n_panels)
         quantise = np.array(given, np.int64)

@@ -1,10 +1,11 @@
 """x (n, k) times a quantised weight (m, k): chooses the kernels and puts them on the tape.
 
 Types with blocks of 32: one kernel family, which keeps a block of LANES rows in registers for all tokens
-(matmul_tile_32.py). K types: for one token, with AVX-512 for up to four, the row kernels, which read every weight
-row's bytes in order; for more the tile kernels, which unpack LANES rows at a time and use them for all tokens; with
-AMX, for up to eight, the tile registers (matmul_amx.py). All give the same bits (matmul_32.py and matmul_tile_k.py say
-what is computed). Weights stay in the file's own bytes; x is quantised once and the result kept with it.
+(matmul_tile_32.py); with AMX, for more than eight, the tile registers (matmul_prompt_32.py). K types: for one token,
+with AVX-512 for up to four, the row kernels, which read every weight row's bytes in order; for more the tile kernels,
+which unpack LANES rows at a time and use them for all tokens; with AMX, for up to eight, the tile registers
+(matmul_amx.py). All give the same bits (matmul_32.py and matmul_tile_k.py say what is computed). Weights stay in the
+file's own bytes; x is quantised once and the result kept with it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from edgellm.backends.cpu import (
     matmul_32,
     matmul_amx,
+    matmul_prompt_32,
     matmul_row,
     matmul_row_512,
     matmul_row_k,
@@ -56,7 +58,9 @@ def by_tiles(kind: str, width: int) -> bool:
 def linear_kernel(kind: str, width: int, single: bool = False) -> Kernel:
     """The kernel for a type that takes `width` tokens at once (a panel width). `single`: there is one panel."""
     if kind in FORMATS_32:
-        return matmul_tile_32.tile_kernel(FORMATS_32[kind], width)
+        form_32 = FORMATS_32[kind]
+        by_products = width == matmul_prompt_32.PANEL
+        return matmul_prompt_32.prompt_kernel(form_32) if by_products else matmul_tile_32.tile_kernel(form_32, width)
     form = K_FORMATS[kind]
     if single and by_tiles(kind, width):
         return matmul_amx.few_kernel(form.name, width)
@@ -79,7 +83,7 @@ def units_of(kind: str, m: int) -> int:
 def scratch_bytes(kind: str, layout: Layout, width: int, single: bool = False) -> int:
     """Scratch that each thread needs for `linear_kernel`."""
     if kind in FORMATS_32:
-        return matmul_tile_32.SCRATCH
+        return matmul_prompt_32.SCRATCH if width == matmul_prompt_32.PANEL else matmul_tile_32.SCRATCH
     if single and by_tiles(kind, width):
         return matmul_amx.few_scratch(layout.n_blocks)
     if layout.panel == 1:
@@ -106,7 +110,7 @@ def record_matmul(tape: Tape, x: Buf, kind: GGMLType, weight: int, bias: Any, ou
     """Append x (n, k) @ w (m, k)^T + bias (float32 array or None) to the tape. `weight`: address of the rows."""
     (n, k), m = x.shape, out.shape[1]
     info = QUANT_TABLE[kind]
-    width = 1 if kind.name in K_FORMATS and m < LANES else panel_of(n, info.block_size)
+    width = panel_of(n, info.block_size) if m >= LANES else 1
     single = n <= width
     layout, form = quantised(tape, x, k, info.block_size, panel_width(kind.name, width, single))
     args = (

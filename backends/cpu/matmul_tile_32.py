@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from edgellm.backends.cpu.jit import Kernel, inline, kernel
+from edgellm.backends.cpu.jit import Inline, Kernel, inline, kernel
 from edgellm.backends.cpu.matmul_32 import Format32, fifth_bits
 from edgellm.backends.cpu.matmul_args import (
     ALL_PANELS,
@@ -81,20 +81,14 @@ SCRATCH = TOKENS_AT_ONCE * VECTOR
 """Bytes a thread needs: those sums, float32 [token][LANES]."""
 
 
-@cache
-def tile_kernel(form: Format32, panel: int) -> Kernel:
-    """Kernel over units of LANES rows (of one row, alike in all lanes, where there are fewer); args as in
-    matmul_args.py."""
+def block_unpacker(form: Format32, plus: int) -> Inline:
+    """(address of a block, bytes to the next row's, what to ask for) -> LANES rows' codes in eight vectors, d and m (0
+    where the type has none). Codes of types that have a table or signed bytes are stored plus `plus`."""
     type_size, at, fifth_at, table = form.type_size, form.at, form.fifth_at, bool(form.table)
-    signed, minimum, exponent, sums_16 = form.sums == 0, form.minimum, form.exponent, form.sums
-    offset = WIDE_OFFSET if signed else form.offset
-    values, is_bytes = lookup(form.table or "iq4", VECTOR, offset), form.name == "q8_0"
-    places, flip = ((0, at, at + 16) if is_bytes else (0, at)), (0x80808080 if WIDE_OFFSET else 0)
-    dot, by_dots = (dot_wide if signed else dot_unsigned), HAS_DOT or signed
-    lines = -(-LANES * type_size // 64)
-    # The rows after the next ones are asked for line by line between the loads: all at once would fill the core's miss
-    # buffers. What this block's rows need soon is fetched from the second-level cache into the first.
-    pieces, slots, near = len(places), 4 * len(places), (64 + type_size // 2) // type_size
+    minimum, exponent, is_bytes = form.minimum, form.exponent, form.name == "q8_0"
+    values = lookup(form.table or "iq4", VECTOR, plus)
+    places, flip = ((0, at, at + 16) if is_bytes else (0, at)), 0x01010101 * plus
+    lines, pieces, slots = -(-LANES * type_size // 64), len(places), 4 * len(places)
 
     @inline
     def scales(head: Vector) -> Vector:
@@ -103,9 +97,56 @@ def tile_kernel(form: Format32, panel: int) -> Kernel:
         else:
             return low_halves_to_floats(head)
 
+    def unpack(p: int, apart: int, ahead: int) -> tuple[Vector, ...]:
+        low, m = splat_ints(0x0F0F0F0F), splat_floats(0.0)
+        v, u, w = registers(4), registers(4), registers(8)
+        for piece in unroll(pieces):
+            for j in unroll(4):
+                for line in unroll(lines * (4 * piece + j + 1) // slots - lines * (4 * piece + j) // slots):
+                    prefetch_far(ahead + 64 * (lines * (4 * piece + j) // slots + line))
+                v[j] = load_rows_of_four(p + places[piece] + j * apart, 4 * apart)
+            for j in unroll(2):
+                u[j], u[2 + j] = zip_low(v[2 * j], v[2 * j + 1]), zip_high(v[2 * j], v[2 * j + 1])
+            for j in unroll(2):
+                v[2 * j] = zip_low_pairs(u[2 * j], u[2 * j + 1])
+                v[2 * j + 1] = zip_high_pairs(u[2 * j], u[2 * j + 1])
+            if piece == 0:
+                d = scales(v[0])
+                if minimum:
+                    m = low_halves_to_floats(shifted(v[0], -16))
+                if fifth_at > 0:
+                    bits = funnel(v[0], v[1], fifth_at)
+            elif is_bytes:
+                for k in unroll(4):
+                    w[4 * piece - 4 + k] = ints_as_bytes(bit_xor(v[k], splat_ints(flip)))
+            else:
+                for k in unroll(4):
+                    u[0], u[1] = bit_and(v[k], low), bit_and(shifted(v[k], -4), low)
+                    if fifth_at > 0:
+                        u[0] = bit_or(u[0], fifth_bits(shifted(bits, -4 * k)))
+                        u[1] = bit_or(u[1], fifth_bits(shifted(bits, -4 * k - 16)))
+                    w[k], w[4 + k] = ints_as_bytes(u[0]), ints_as_bytes(u[1])
+                    if table:
+                        w[k], w[4 + k] = values(w[k]), values(w[4 + k])
+        return w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], d, m
+
+    return inline(unpack)
+
+
+@cache
+def tile_kernel(form: Format32, panel: int) -> Kernel:
+    """Kernel over units of LANES rows (of one row, alike in all lanes, where there are fewer); args as in
+    matmul_args.py."""
+    type_size, signed, minimum, sums_16 = form.type_size, form.sums == 0, form.minimum, form.sums
+    offset = WIDE_OFFSET if signed else form.offset
+    dot, by_dots = (dot_wide if signed else dot_unsigned), HAS_DOT or signed
+    # The rows after the next ones are asked for line by line between the loads: all at once would fill the core's miss
+    # buffers. What this block's rows need soon is fetched from the second-level cache into the first.
+    unpack, near = block_unpacker(form, offset), (64 + type_size // 2) // type_size
+
     def tile(args: int, begin: int, end: int, scratch: int) -> None:
         row_bytes, n_rows, n_blocks = load_i64(args + ROW_BYTES), load_i64(args + N_ROWS), load_i64(args + N_BLOCKS)
-        n_tokens, order, low = load_i64(args + N_TOKENS), load_i64(args + ORDER), splat_ints(0x0F0F0F0F)
+        n_tokens, order = load_i64(args + N_TOKENS), load_i64(args + ORDER)
         # Bytes of x from one token to the next, of its sums and scales too.
         x_step, step = (32 * n_blocks, 4 * n_blocks) if panel == 1 else (32, 4)
         lone = n_rows < LANES
@@ -123,35 +164,8 @@ def tile_kernel(form: Format32, panel: int) -> Kernel:
                 if b % near == 0:
                     for j in unroll(LANES):
                         prefetch(p + j * row_bytes + 128)
-                v, u, w = registers(4), registers(4), registers(8)
-                for piece in unroll(pieces):
-                    for j in unroll(4):
-                        for line in unroll(lines * (4 * piece + j + 1) // slots - lines * (4 * piece + j) // slots):
-                            prefetch_far(ahead + 64 * (lines * (4 * piece + j) // slots + line))
-                        v[j] = load_rows_of_four(p + places[piece] + j * apart, 4 * apart)
-                    for j in unroll(2):
-                        u[j], u[2 + j] = zip_low(v[2 * j], v[2 * j + 1]), zip_high(v[2 * j], v[2 * j + 1])
-                    for j in unroll(2):
-                        v[2 * j] = zip_low_pairs(u[2 * j], u[2 * j + 1])
-                        v[2 * j + 1] = zip_high_pairs(u[2 * j], u[2 * j + 1])
-                    if piece == 0:
-                        d = scales(v[0])
-                        if minimum:
-                            m = low_halves_to_floats(shifted(v[0], -16))
-                        if fifth_at > 0:
-                            bits = funnel(v[0], v[1], fifth_at)
-                    elif is_bytes:
-                        for k in unroll(4):
-                            w[4 * piece - 4 + k] = ints_as_bytes(bit_xor(v[k], splat_ints(flip)))
-                    else:
-                        for k in unroll(4):
-                            u[0], u[1] = bit_and(v[k], low), bit_and(shifted(v[k], -4), low)
-                            if fifth_at > 0:
-                                u[0] = bit_or(u[0], fifth_bits(shifted(bits, -4 * k)))
-                                u[1] = bit_or(u[1], fifth_bits(shifted(bits, -4 * k - 16)))
-                            w[k], w[4 + k] = ints_as_bytes(u[0]), ints_as_bytes(u[1])
-                            if table:
-                                w[k], w[4 + k] = values(w[k]), values(w[4 + k])
+                w = registers(8)
+                w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], d, m = unpack(p, apart, ahead)
                 place = first * n_blocks + b if panel == 1 else b * load_i64(args + ALL_PANELS) * panel + first
                 x, sums = load_i64(args + Q) + 32 * place, load_i64(args + SUMS) + 4 * place
                 dx, y = load_i64(args + D) + 4 * place, scratch

@@ -43,10 +43,11 @@ from edgellm.backends.cpu.simd import (
     sum_i32x8,
     unroll,
 )
+from edgellm.backends.cpu.simd_amx import HAS_TILES
 from edgellm.backends.cpu.simd_pack import lane_i32x8
 from edgellm.backends.cpu.vecmath import arg
 
-PANELS = {32: (1, 8), 256: (1, 2, 4, 8)}
+PANELS = {32: (1, 16 if HAS_TILES else 8), 256: (1, 2, 4, 8)}
 """Panel widths by block size."""
 SMALLEST = np.float32(1e-30)
 """Blocks with no value above this become zeros (127 / max would overflow)."""
@@ -97,11 +98,11 @@ def _aligned(n: int) -> int:
 
 
 def panel_of(n_tokens: int, block: int) -> int:
-    """Panel width for a number of tokens: the smallest that holds them, at most 8. For blocks of 32 it is 1 up to
-    eight tokens (one kernel serves them all, and one after the other their bytes are close enough together)."""
+    """Panel width for a number of tokens: the smallest that holds them, at most the widest. For blocks of 32 it is 1 up
+    to eight tokens (one kernel serves them all, and one after the other their bytes are close enough together)."""
     if block == 32:
-        return 1 if n_tokens <= 8 else 8
-    return next((p for p in PANELS[block] if n_tokens <= p), 8)
+        return PANELS[block][0 if n_tokens <= 8 else 1]
+    return next((p for p in PANELS[block] if n_tokens <= p), PANELS[block][-1])
 
 
 _swap1 = permute("i32x8", [1, 0, 3, 2, 5, 4, 7, 6])

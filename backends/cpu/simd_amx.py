@@ -20,6 +20,7 @@ from edgellm.backends.cpu.simd import ISA, Vector, host_features, op, view
 __all__ = [
     "DEPTHS",
     "HAS_TILES",
+    "ROWS",
     "load_four_in_all",
     "load_pair_in_all",
     "load_pair_in_half",

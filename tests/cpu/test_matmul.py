@@ -79,7 +79,8 @@ def test_definition_and_equal_bits_in_every_regime(cpu, kind, m, blocks):
     expected = by_definition(x, w)
     assert np.abs(many - expected).max() <= 2e-3 * np.abs(expected).max()
     assert (many[3] == 0).all()
-    # K types have a kernel each for 2, 4 and 8 rows or more; types with blocks of 32 one for 2 to 8 and one for more.
+    # K types have a kernel each for 2, 4 and 8 rows or more; types with blocks of 32 one for 2 to 8 and one for more,
+    # which with AMX takes 16 at once.
     # Those of Q2_K and Q3_K, and those of the other blocks of 32, differ only in how codes are unpacked.
     for rows in (1, 7) if kind in FEW_REGIMES else (1, 2, 3, 4, 7):
         assert (product(cpu, x[:rows], w) == many[:rows]).all()
