@@ -4,8 +4,8 @@ Types with blocks of 32: one kernel family, which keeps a block of LANES rows in
 (matmul_tile_32.py); with AMX, for more than eight, the tile registers (matmul_prompt_32.py). K types: for one token,
 with AVX-512 for up to four, the row kernels, which read every weight row's bytes in order; for more the tile kernels,
 which unpack LANES rows at a time and use them for all tokens; with AMX, for up to eight, the tile registers
-(matmul_amx.py). All give the same bits (matmul_32.py and matmul_tile_k.py say what is computed). Weights stay in the
-file's own bytes; x is quantised once and the result kept with it.
+(matmul_amx.py), for some types for more as well (matmul_prompt_k.py). All give the same bits (matmul_32.py and
+matmul_tile_k.py say what is computed). Weights stay in the file's own bytes; x is quantised once and kept with it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from edgellm.backends.cpu import (
     matmul_32,
     matmul_amx,
     matmul_prompt_32,
+    matmul_prompt_k,
     matmul_row,
     matmul_row_512,
     matmul_row_k,
@@ -64,6 +65,8 @@ def linear_kernel(kind: str, width: int, single: bool = False) -> Kernel:
     form = K_FORMATS[kind]
     if single and by_tiles(kind, width):
         return matmul_amx.few_kernel(form.name, width)
+    if width == matmul_prompt_k.PANEL and form.name in matmul_prompt_k.PIECES:
+        return matmul_prompt_k.prompt_kernel(form)
     if panel_width(kind, width) < width:
         return matmul_row_512.row_kernel(form.name, width)
     return matmul_row_k.row_kernel(form.name, form.type_size) if width == 1 else matmul_tile_k.tile_kernel(form, width)
@@ -88,6 +91,8 @@ def scratch_bytes(kind: str, layout: Layout, width: int, single: bool = False) -
         return matmul_amx.few_scratch(layout.n_blocks)
     if layout.panel == 1:
         return matmul_row.row_scratch(layout.n_blocks, layout.block, width)
+    if width == matmul_prompt_k.PANEL and kind.lower() in matmul_prompt_k.PIECES:
+        return matmul_prompt_k.prompt_scratch(layout.n_panels)
     return matmul_tile_k.TILE_BYTES + layout.n_panels * layout.panel * 4 * LANES
 
 

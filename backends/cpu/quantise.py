@@ -47,7 +47,7 @@ from edgellm.backends.cpu.simd_amx import HAS_TILES
 from edgellm.backends.cpu.simd_pack import lane_i32x8
 from edgellm.backends.cpu.vecmath import arg
 
-PANELS = {32: (1, 16 if HAS_TILES else 8), 256: (1, 2, 4, 8)}
+PANELS = {32: (1, 16), 256: (1, 2, 4, 8, 16)} if HAS_TILES else {32: (1, 8), 256: (1, 2, 4, 8)}
 """Panel widths by block size."""
 SMALLEST = np.float32(1e-30)
 """Blocks with no value above this become zeros (127 / max would overflow)."""

@@ -24,7 +24,9 @@ __all__ = [
     "load_four_in_all",
     "load_pair_in_all",
     "load_pair_in_half",
+    "square_tiles_on",
     "tile_products",
+    "tile_sums",
     "tiles_off",
     "tiles_on",
     "words_of_bytes",
@@ -59,6 +61,12 @@ def _shapes(lanes: int) -> bytes:
     return bytes([1]) + bytes(15) + widths.tobytes() + rows.tobytes()
 
 
+def _configure(e: Any, spare: Any, shapes: bytes) -> None:
+    for i, word in enumerate(np.frombuffer(shapes, np.int64)):
+        e.store(e.b.add(spare, e.constant("i64", 8 * i)), e.constant("i64", int(word)))
+    e.instructions("ldtilecfg ($0)", spare)
+
+
 @op("void(i64, lit)")
 def tiles_on(spare: int, lanes: int) -> None:
     """Give the tile registers their shapes for results of so many lanes, 8 or 16; `spare`: 64 bytes of memory."""
@@ -66,9 +74,19 @@ def tiles_on(spare: int, lanes: int) -> None:
 
 @tiles_on.emit()
 def _emit_tiles_on(e: Any, spare: Any, lanes: int) -> None:
-    for i, word in enumerate(np.frombuffer(_shapes(lanes), np.int64)):
-        e.store(e.b.add(spare, e.constant("i64", 8 * i)), e.constant("i64", int(word)))
-    e.instructions("ldtilecfg ($0)", spare)
+    _configure(e, spare, _shapes(lanes))
+
+
+@op("void(i64)")
+def square_tiles_on(spare: int) -> None:
+    """Give all tile registers 16 rows of 64 bytes, for `tile_sums`; `spare`: 64 bytes of memory."""
+
+
+@square_tiles_on.emit()
+def _emit_square_tiles_on(e: Any, spare: Any) -> None:
+    shapes = np.zeros(64, np.uint8)
+    shapes[0], shapes[16:32:2], shapes[48:56] = 1, 64, ROWS
+    _configure(e, spare, shapes.tobytes())
 
 
 @op("void()", lambda e: e.instructions("tilerelease"))
@@ -93,6 +111,27 @@ def _emit_tile_products(e: Any, left: Any, stride: Any, right: Any, result: Any,
         f"tdpbssd %tmm{b}, %tmm{a}, %tmm0; tilestored %tmm0, ($4,$3,1)",
         *(left, stride, right, e.constant("i64", 4 * lanes), result),
     )
+
+
+@op("void(i64, i64, i64, lit)")
+def tile_sums(left: int, right: int, result: int, count: int) -> None:
+    """result (count, 16, 16) int32 = left (16, 256) int8 times each of `count` (at most 4) rights (256, 16) int8, which
+    lie as [64][16][4], one after the other."""
+    a = view(left, np.int8, ROWS * 256).reshape(ROWS, 64, 4).astype(np.int32)
+    b = view(right, np.int8, count * 256 * 16).reshape(count, 64, 16, 4).astype(np.int32)
+    view(result, np.int32, count * 256)[:] = np.einsum("rkj,cknj->crn", a, b).reshape(-1)
+
+
+@tile_sums.emit()
+def _emit_tile_sums(e: Any, left: Any, right: Any, result: Any, count: int) -> None:
+    lines = [f"tilezero %tmm{c}" for c in range(count)]
+    for s in range(4):
+        lines.append(f"tileloadd {64 * s}($0,$1,1), %tmm4")
+        for c in range(count):
+            lines.append(f"tileloadd {4096 * c + 1024 * s}($2,$3,1), %tmm{5 + c % 2}")
+            lines.append(f"tdpbssd %tmm{5 + c % 2}, %tmm4, %tmm{c}")
+    lines += [f"tilestored %tmm{c}, {1024 * c}($4,$3,1)" for c in range(count)]
+    e.instructions("; ".join(lines), left, e.constant("i64", 256), right, e.constant("i64", 64), result)
 
 
 @op("i32x16(i64)", lambda e, a: e.bitcast(e.splat(e.load(a, "i64"), 8), "i32x16"))

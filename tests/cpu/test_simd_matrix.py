@@ -130,3 +130,26 @@ def test_tile_products_are_matrix_products(depth, lanes):
         args = np.array([left.ctypes.data, stored.ctypes.data, out.ctypes.data])
         function(args.ctypes.data, 0, 1, spare.ctypes.data)
         assert (out == expected).all()
+
+
+@pytest.mark.skipif(not simd_amx.HAS_TILES, reason="no tile registers")
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_tile_sums_are_matrix_products(count):
+    """One left operand, several right ones; -128 and 127 included."""
+    rng = np.random.default_rng(SEED)
+    left, right = rng.integers(-128, 128, (16, 256), np.int8), rng.integers(-128, 128, (count, 256, 16), np.int8)
+    left[0], right[:, :, 0] = -128, -128
+    stored = np.ascontiguousarray(right.reshape(count, 64, 4, 16).transpose(0, 1, 3, 2))
+    expected = left.astype(np.int64) @ right.astype(np.int64)
+    square_tiles_on, tile_sums, tiles_off = simd_amx.square_tiles_on, simd_amx.tile_sums, simd_amx.tiles_off
+
+    def sums(args: int, begin: int, end: int, scratch: int) -> None:
+        square_tiles_on(scratch)
+        tile_sums(load_i64(args), load_i64(args + 8), load_i64(args + 16), count)
+        tiles_off()
+
+    for function in (Library().function(kernel(sums, f"test_tile_sums_{count}")), sums):
+        out, spare = np.zeros((count, 16, 16), np.int32), np.zeros(64, np.uint8)
+        args = np.array([left.ctypes.data, stored.ctypes.data, out.ctypes.data])
+        function(args.ctypes.data, 0, 1, spare.ctypes.data)
+        assert (out == expected).all()
