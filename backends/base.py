@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgellm.errors import UnsupportedModel
 from edgellm.quants import GGMLType, QTensor
 
 __all__ = [
@@ -149,7 +150,7 @@ class KVPages(ABC):
 
 
 class Backend(ABC):
-    """One kind of machine. At most 17 abstract ops; fused ops have defaults composed of them."""
+    """One kind of machine. At most 14 abstract ops; fused ops have defaults composed of them."""
 
     name: str
     reads_maps: bool = False
@@ -269,17 +270,18 @@ class Backend(ABC):
     def combine(self, x: Array, weights: Array) -> Array:
         """sum over n_used of weights[i, j] * x[i, j]: (n, n_used, m) -> (n, m), in rising j."""
 
-    @abstractmethod
+    # What only some architectures need: a backend without these refuses their models.
     def head_linear(self, x: Array, weight: Weight) -> Array:
         """Each head times its own matrix: x (n, heads, k), weight (heads, m, k) transposed: (n, heads, m)."""
+        raise UnsupportedModel(f"the {self.name} backend cannot multiply heads by matrices of their own")
 
-    @abstractmethod
     def columns(self, x: Array, start: int, stop: int) -> Array:
         """start..stop of the last axis."""
+        raise UnsupportedModel(f"the {self.name} backend cannot take columns of an activation")
 
-    @abstractmethod
     def concat(self, a: Array, b: Array) -> Array:
         """a and b side by side along the last axis; their other axes are equal."""
+        raise UnsupportedModel(f"the {self.name} backend cannot put activations side by side")
 
     # Fused ops: a backend overrides one where it measures faster; the result must be the same.
     def linears(self, x: Array, weights: Sequence[Weight], biases: Sequence[Weight | None]) -> tuple[Array, ...]:
