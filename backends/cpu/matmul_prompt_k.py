@@ -1,12 +1,13 @@
-"""K types with minima times more than eight tokens, in AMX tiles: the products of matmul_tile_k.py.
+"""K types (but IQ4_XS) times more than eight tokens, in AMX tiles: the products of matmul_tile_k.py.
 
 A tile of 16 rows is unpacked as there. Its codes are a right operand (columns are rows of weights), but each group has
-a scale. A scale is written as two or three digits of a few bits, so that a code times a digit is still an int8:
+a scale. A scale is written as up to four digits of a few bits, so that a code times a digit is still an int8:
 
     isum = sum over groups of s (sum of c q) = sum over digits i of 2^(bits i) (sum of (c s_i) q)
 
 The codes times each digit, made once for all tokens, give a super-block's sum over all groups in one tile register. 16
-tokens' activations are the left operand as they lie. All is exact, so the bits are those of matmul_tile_k.py.
+tokens' activations are the left operand as they lie. All is exact, so the bits are those of matmul_tile_k.py. Types
+without minima have signed codes c - offset and signed scales: their last digit goes from -2^(bits-1) on.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ from edgellm.backends.cpu.simd import (
     add,
     bit_and,
     bit_or,
+    bit_xor,
     fma,
     load_i64,
     mul,
     prefetch,
     registers,
+    reinterpret,
     shift_left,
     store,
     sub,
@@ -47,13 +50,17 @@ from edgellm.backends.cpu.simd_amx import ROWS, square_tiles_on, tile_sums, tile
 from edgellm.backends.cpu.simd_dot import add_pairs
 from edgellm.backends.cpu.simd_pack import shifted
 from edgellm.backends.cpu.simd_wide import (
+    BYTES,
+    PAIRS,
     broadcast_floats,
     broadcast_pairs,
+    ints_as_bytes,
     ints_as_pairs,
     ints_to_floats,
     load_floats,
     load_ints,
     load_pairs,
+    splat_bytes,
     splat_floats,
     splat_ints,
 )
@@ -62,13 +69,17 @@ __all__ = ["PANEL", "PIECES", "prompt_kernel", "prompt_scratch"]
 
 PANEL = 16
 """Tokens of a tile product."""
-PIECES = {"q2_k": (1, 4), "q4_k": (2, 3), "q5_k": (3, 2)}
-"""Types: digits of a scale, and bits of a digit. The largest code (3, 15, 31) times the largest digit is below 128."""
+PIECES = {"q2_k": (1, 4), "q3_k": (2, 3), "q4_k": (2, 3), "q5_k": (3, 2), "q6_k": (4, 2)}
+"""Types: digits of a scale, and bits of a digit. Every code (to 3, 15, 31; -4 to 3, -32 to 31) times every digit is an
+int8."""
 
 # Scratch: a tile, then
-SCALED = -(-TILE_BYTES // 64) * 64  # codes times each digit [3][64][16][4] int8
-PRODUCTS = SCALED + 3 * 4096  # two results in turn [2][3][16][16] int32
-Y = PRODUCTS + 2 * 3 * 1024  # [token][16] float32
+SCALED = -(-TILE_BYTES // 64) * 64  # codes times each digit [4][64][16][4] int8
+PRODUCTS = SCALED + 4 * 4096  # two results in turn [2][4][16][16] int32
+Y = PRODUCTS + 2 * 4 * 1024  # [token][16] float32
+
+
+pairs_as_bytes = reinterpret(PAIRS, BYTES)
 
 
 def prompt_scratch(n_panels: int) -> int:
@@ -81,35 +92,50 @@ def prompt_kernel(form: KFormat) -> Kernel:
     """Kernel over units of 16 rows and panels of 16 tokens; args as in matmul_args.py, no order."""
     unpack, type_size, group = form.unpack, form.type_size, form.group
     pieces, bits = PIECES[form.name]
-    lines = ROWS * type_size // 128
+    offset, half, lines = form.offset, 2 ** (bits - 1), ROWS * type_size // 128
 
     @inline
     def scale_codes(tile: int) -> None:
-        digits = registers(3)
+        digits, minus = registers(4), registers(4)
         for g in range(256 // group):
             s = load_ints(tile + SCALES + g * VECTOR)
             for i in unroll(pieces):
                 digit = bit_and(shifted(s, -bits * i), splat_ints(2**bits - 1))
+                if offset != 0:
+                    if i == pieces - 1:
+                        digit = bit_xor(digit, splat_ints(half))  # the digit plus `half`
+                    minus[i] = ints_as_bytes(mul(digit, splat_ints(0x01010101 * offset)))
                 digits[i] = ints_as_pairs(bit_or(digit, shift_left(digit, 16)))
             for k in unroll(group // 4):
                 at = tile + (g * (group // 4) + k) * VECTOR
-                codes = load_pairs(at)  # no carry from one byte into the next
+                codes = load_pairs(at)
                 for i in unroll(pieces):
-                    store(at + SCALED + 4096 * i, mul(codes, digits[i]))
+                    scaled = pairs_as_bytes(mul(codes, digits[i]))  # no carry from one byte into the next
+                    if offset != 0:
+                        scaled = sub(scaled, minus[i])
+                        if i == pieces - 1:
+                            times_half = ints_as_bytes(shift_left(load_ints(at), bits - 1))
+                            scaled = add(sub(scaled, times_half), splat_bytes(half * offset))
+                    store(at + SCALED + 4096 * i, scaled)
 
     @inline
     def add_values(tile: int, products: int, sums: int, d: int, y: int) -> None:
-        offsets = registers(8)
-        d_rows, dmin = load_floats(tile + D_TILE), load_floats(tile + DMIN_TILE)
-        for j in unroll(8):
-            offsets[j] = load_pairs(tile + OFFSETS + j * VECTOR)
+        minima = registers(8)
+        d_rows = load_floats(tile + D_TILE)
+        if offset == 0:
+            dmin = load_floats(tile + DMIN_TILE)
+            for j in unroll(8):
+                minima[j] = load_pairs(tile + OFFSETS + j * VECTOR)
         for t in range(PANEL):
-            total, lows = load_ints(products + 64 * t), splat_ints(0)
+            total = load_ints(products + 64 * t)
             for i in unroll(pieces - 1):
                 total = add(total, shift_left(load_ints(products + 1024 * (i + 1) + 64 * t), bits * (i + 1)))
-            for j in unroll(8):
-                lows = add_pairs(lows, offsets[j], broadcast_pairs(sums + 32 * t + 4 * j))
-            value = sub(mul(ints_to_floats(total), d_rows), mul(ints_to_floats(lows), dmin))
+            value = mul(ints_to_floats(total), d_rows)
+            if offset == 0:
+                lows = splat_ints(0)
+                for j in unroll(8):
+                    lows = add_pairs(lows, minima[j], broadcast_pairs(sums + 32 * t + 4 * j))
+                value = sub(value, mul(ints_to_floats(lows), dmin))
             store(y + 64 * t, fma(value, broadcast_floats(d + 4 * t), load_floats(y + 64 * t)))
 
     def prompt(args: int, begin: int, end: int, scratch: int) -> None:
@@ -136,9 +162,9 @@ def prompt_kernel(form: KFormat) -> Kernel:
                 tile_sums(q, scratch + SCALED, scratch + PRODUCTS, pieces)
                 for p in range(panels):
                     if p + 1 < panels:
-                        other = scratch + PRODUCTS + (p + 1) % 2 * 3072
+                        other = scratch + PRODUCTS + (p + 1) % 2 * 4096
                         tile_sums(q + 4096 * (p + 1), scratch + SCALED, other, pieces)
-                    products, y = scratch + PRODUCTS + p % 2 * 3072, scratch + Y + 1024 * p
+                    products, y = scratch + PRODUCTS + p % 2 * 4096, scratch + Y + 1024 * p
                     add_values(scratch, products, sums + 512 * p, d + 64 * p, y)
                 q, sums, d = q + stride * 256, sums + stride * 32, d + stride * 4
             out, bias = load_i64(args + OUT) + 4 * row, load_i64(args + BIAS)
