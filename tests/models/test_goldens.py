@@ -50,6 +50,7 @@ def test_logits_and_greedy_ids_equal_transformers(name: str, backend: Backend) -
     check_golden(Golden(name, DATA / "goldens"), backend)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", DECODERS)
 def test_greedy_ids_through_the_engine(name: str) -> None:
     """Block tables, windows and rotary variants as the engine makes them, beside a neighbour."""
