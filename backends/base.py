@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ __all__ = [
     "GGMLType",
     "KVPages",
     "KVSpec",
+    "Pass",
     "QTensor",
     "RopeSpec",
     "RouteSpec",
@@ -149,10 +150,22 @@ class KVPages(ABC):
         """Take the memory of a block that was never written, where the system gives it on first use."""
 
 
+class Pass(Protocol):
+    """A forward pass that goes on over several calls, see `Backend.begin`."""
+
+    def advance(self, seconds: float) -> bool:
+        """Compute for about that long, at least one op. True when nothing is left."""
+
+    def result(self) -> npt.NDArray[np.float32]:
+        """What `execute` would have returned, once nothing is left."""
+
+
 class Backend(ABC):
     """One kind of machine. At most 14 abstract ops; fused ops have defaults composed of them."""
 
     name: str
+    can_pause: bool = False
+    """Whether `begin` works: a pass may be computed in parts, other passes between them."""
     reads_maps: bool = False
     """Whether ops read weights where the file is mapped, every time."""
     memory_limit: int | None = None
@@ -185,6 +198,11 @@ class Backend(ABC):
         value and the first id that has it (NaN and 0 for a row with a NaN or +inf). Nothing for the latter where a
         backend would have to read whole rows for them."""
         return self.execute(forward, batch), ()
+
+    def begin(self, forward: Callable[[Batch], Array], batch: Batch) -> Pass:
+        """As `execute`, in parts: nothing is computed yet. One pass at a time; it ends when it is done or another one
+        begins. What is executed between its parts must not write the cache rows that it reads or writes."""
+        raise NotImplementedError(f"the {self.name} backend computes a pass at once")
 
     def keep_weights(self, n_bytes: int | None) -> None:  # noqa: B027
         """From now on `load` keeps at most this many more bytes in the device's memory (None: all it is given); other

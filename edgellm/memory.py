@@ -28,6 +28,9 @@ MOST_LIBRARIES = 96 << 20
 MAX_CHUNK = 512
 """Tokens of one prompt chunk at most; a window's cache holds the window and one chunk."""
 
+PASS_TOKENS = 128
+"""Prompt tokens that are computed beside running answers at once, at most."""
+
 
 def row_bytes(config: ModelConfig, kv_type: str) -> int:
     """Bytes of one token's K and V in one layer."""

@@ -6,6 +6,7 @@ import threading
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,7 @@ from edgellm.backends.cpu.kv import CPUPages, new_pages, record_store
 from edgellm.backends.cpu.largest import record_largest
 from edgellm.backends.cpu.matmul import QUANTISED, record_matmul
 from edgellm.backends.cpu.matmul_float import record_float_matmul
+from edgellm.backends.cpu.passes import CPUPass
 from edgellm.backends.cpu.quantise import panel_of
 from edgellm.backends.cpu.rope import record_rope
 from edgellm.backends.cpu.rows import room
@@ -42,6 +44,8 @@ __all__ = ["CPUBackend", "CPUWeight"]
 
 Progress = Callable[[int, int, str], None]
 MAX_TAPES = 48
+PASS_ROWS = 256
+"""Rows that a pass beside running answers is recorded for at least: whatever it computes then takes one recording."""
 FLOATS = ("F32", "F16", "BF16")
 
 
@@ -72,6 +76,7 @@ class CPUBackend(Backend):
     of kernels that must be compiled."""
 
     name = "cpu"
+    can_pause = True
     reads_maps = True
 
     def __init__(self, threads: int | None = None, progress: Progress | None = None):
@@ -79,7 +84,7 @@ class CPUBackend(Backend):
         self.progress = progress
         self.library = Library()
         self._team = Team(self.library, self.threads)
-        self._arena = Arena()
+        self._arena, self._pass_arena = Arena(), Arena()
         self._tapes: OrderedDict[Any, Tape] = OrderedDict()
         self._lock = threading.RLock()
         self._recording: Tape | None = None
@@ -110,27 +115,34 @@ class CPUBackend(Backend):
     def _run(self, tape: Tape, batch: Batch) -> None:
         self._team.run(tape, batch)
 
+    def begin(self, forward: Callable[[Batch], Buf], batch: Batch) -> CPUPass:
+        with self._lock:
+            return CPUPass(self._team, self._tape_for(forward, batch, apart=True), batch)
+
     def close(self) -> None:
         self._team.close()
         self._tapes.clear()
 
-    def _tape_for(self, forward: Callable[[Batch], Buf], batch: Batch, logits: bool = False) -> Tape:
+    def _tape_for(
+        self, forward: Callable[[Batch], Buf], batch: Batch, logits: bool = False, apart: bool = False
+    ) -> Tape:
+        """`logits`: look for the largest of each row, too. `apart`: in memory that no other run overwrites."""
         identity, alive = _identity(forward)
-        shape = shape_of(batch)
-        key = identity, shape, logits
+        shape = pass_shape_of(batch) if apart else shape_of(batch)
+        key = identity, shape, logits, apart
         if key in self._tapes:
             self._tapes.move_to_end(key)
             return self._tapes[key]
-        tape = self._record(forward, shape, logits)
+        tape = self._record(forward, shape, logits, self._pass_arena if apart else self._arena)
         tape.keep(alive)
         self._tapes[key] = tape
         if len(self._tapes) > MAX_TAPES:
             self._tapes.popitem(last=False)
         return tape
 
-    def _record(self, forward: Callable[[Batch], Buf], shape: Shape, logits: bool) -> Tape:
-        self._arena.restart()
-        tape = self._recording = Tape(self._arena, shape)
+    def _record(self, forward: Callable[[Batch], Buf], shape: Shape, logits: bool, arena: Arena) -> Tape:
+        arena.restart()
+        tape = self._recording = Tape(arena, shape)
         try:
             output = forward(tape.batch)
             largest = record_largest(tape, output) if logits and shape.n_out else None
@@ -222,6 +234,12 @@ def shape_of(batch: Batch) -> Shape:
         widths=tuple(room(table.shape[1], 512) for table in batch.block_tables),
         decode=batch.n_tokens == batch.n_seqs,
     )
+
+
+def pass_shape_of(batch: Batch) -> Shape:
+    """As `shape_of` for a pass beside running answers: few recordings, for they wait for each (20 to 30 ms)."""
+    shape = shape_of(batch)
+    return replace(shape, n_tokens=max(shape.n_tokens, PASS_ROWS), decode=False)
 
 
 def _row_room(n: int) -> int:

@@ -195,11 +195,9 @@ class Tape:
         own = {name: np.zeros(size, np.int32) for name, size in zip(FIELDS, sizes, strict=True)}
         self.batch = Batch(block_tables=tables, **own)
 
-    # Recording.
     def new(self, *shape: int, itemsize: int = 4) -> Buf:
         """Memory for an activation of this shape."""
-        size = math.prod(shape)
-        nbytes = int(size) * itemsize
+        nbytes = int(size := math.prod(shape)) * itemsize
         return Buf(_Storage(self._arena.take(nbytes), nbytes, self._release), shape, size)
 
     def external(self, array: npt.NDArray[Any], *shape: int) -> Buf:
@@ -287,9 +285,9 @@ class Tape:
         """The kernels of all ops."""
         return [kernel for op in self._ops for kernel in (op.kernel, *(f[0] for f in op.followers))]
 
-    def calls(self) -> Iterator[tuple[Kernel, int, int]]:
+    def calls(self, first: int = 0, last: int | None = None) -> Iterator[tuple[Kernel, int, int]]:
         """(kernel, address of its arguments, units) of every op in an order that one thread could take, as loaded."""
-        for op, row in zip(self._ops, self.rows.tolist(), strict=True):
+        for op, row in zip(self._ops[first:last], self.rows[first:last].tolist(), strict=True):
             yield op.kernel, row[ARGS], row[UNITS]
             for i, (kernel, _, _, _) in enumerate(op.followers):
                 _, args, _, units = row[FOLLOWERS + FOLLOWER * i :][:FOLLOWER]
@@ -333,12 +331,10 @@ class Tape:
         self._args.clear()
         self.shared.clear()
 
-    # Replaying.
     def load(self, batch: Batch, generation: int) -> None:
         """Copy a batch of the recorded shape into the fixed arrays and run the replay callbacks. The counters come
         first: a late thread of an earlier run must find nothing to claim."""
-        self.rows[:, COUNTER] = generation << 32
-        self.rows[:, DONE] = 0
+        self.arm(generation, 0, len(self.rows))
         counts = batch.n_tokens, len(batch.output_rows)
         if counts != self._counts:
             self._counts = counts
@@ -352,6 +348,11 @@ class Tape:
             own[: len(table), :width] = table[:, :width]
         for callback in self.replay:
             callback(batch)
+
+    def arm(self, generation: int, first: int, last: int) -> None:
+        """Make the units of ops first .. last - 1 claimable by that generation."""
+        self.rows[first:last, COUNTER] = generation << 32
+        self.rows[first:last, DONE] = 0
 
     @property
     def output(self) -> npt.NDArray[np.float32]:
@@ -367,10 +368,10 @@ class Tape:
         """A number of rows in the batch that was loaded."""
         return n.of(self._counts) if isinstance(n, Rows) else n
 
-    def run_plain(self) -> None:
-        """Run every op as plain Python, in order (JIT disabled)."""
+    def run_plain(self, first: int = 0, last: int | None = None) -> None:
+        """Run ops as plain Python, in order (JIT disabled)."""
         scratch = np.zeros(self.scratch + ALIGN, np.uint8)
-        for kernel, args, units in self.calls():
+        for kernel, args, units in self.calls(first, last):
             kernel(args, 0, units, -(-scratch.ctypes.data // ALIGN) * ALIGN)
 
 

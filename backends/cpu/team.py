@@ -2,7 +2,8 @@
 
 Threads claim units of an op from its counter. Where the tape asks for a barrier they wait until the units of the ops
 before it are *done*, not until every thread has arrived: a thread that the system has put aside holds the others up
-only while it holds a unit, and a slow core simply takes fewer. Products claim a thread's share of the units that are
+only while it holds a unit, and a slow core simply takes fewer. Who has waited for long sleeps between two looks: a core
+without work is where the system takes a thread that it has put aside elsewhere. Products claim a thread's share of the units that are
 left: their kernels ask for the next unit's weights ahead of time, which helps only the thread that takes that unit.
 Each run has a generation, which stands in the upper half of every counter, so a thread that wakes up in an older run
 finds nothing to claim and comes home.
@@ -44,9 +45,11 @@ from edgellm.errors import BackendUnavailable
 __all__ = ["Team", "default_threads"]
 
 # Byte offsets in the state: a line each, then two lines per thread.
-GENERATION, ROWS, N_OPS, YIELD, MEMBERS, THREADS = 0, 64, 72, 80, 88, 128
+GENERATION, ROWS, N_OPS, YIELD, MEMBERS, SLEEP, THREADS = 0, 64, 72, 80, 88, 96, 128
 SEEN, SCRATCH, ASLEEP, PER_THREAD = 0, 8, 64, 128
 SPIN_WAIT = 256  # pauses before a waiting thread offers its core to others (about 15 us on x86)
+PATIENCE = 20  # such offers before it sleeps instead
+NAP = 50  # microseconds
 SPIN_IDLE = 2000  # pauses before an idle worker goes to sleep
 UNIT_MASK = (1 << 32) - 1
 
@@ -64,6 +67,7 @@ call_plain: Op = op("void(i64)", lambda e, f: e.call_address(f))(_call)
 def wait_done(state: int, first: int, last: int, generation: int) -> int:
     """Wait until the ops of rows first..last are done. 0 if the run turns out to be over."""
     spins = 0
+    yields = 0
     current = 1
     row = first
     while row < last and current != 0:
@@ -75,8 +79,12 @@ def wait_done(state: int, first: int, last: int, generation: int) -> int:
             pause()
             spins += 1
             if spins > SPIN_WAIT:
-                call_plain(load_i64(state + YIELD))
+                if yields < PATIENCE:
+                    call_plain(load_i64(state + YIELD))
+                else:
+                    call_kernel(load_i64(state + SLEEP), NAP, 0, 0, 0)
                 spins = 0
+                yields += 1
     return current
 
 
@@ -202,29 +210,47 @@ class Team:
             library.load(KERNELS)
             self._publish = library.function(team_publish, keep_gil=True)
             self._lead, self._work = library.function(team_lead), library.function(team_work)
-            yield_ = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
-            self._state[YIELD // 8], self._state[MEMBERS // 8] = yield_ or 0, n_threads
+            libc, self._state[MEMBERS // 8] = ctypes.CDLL(None), n_threads
+            for field, function in ((YIELD, libc.sched_yield), (SLEEP, libc.usleep)):
+                self._state[field // 8] = ctypes.cast(function, ctypes.c_void_p).value or 0
             self._start()  # now, so that a system without threads says so before anything is computed
 
     def run(self, tape: Tape, batch: Batch) -> None:
         """Load a batch into a tape and run all of its ops."""
         with self._lock:
-            if jit_disabled():
-                tape.load(batch, 0)
-                tape.run_plain()
-                return
+            self._load(tape, batch)
+            self._run(tape, 0, len(tape.rows))
+
+    def load(self, tape: Tape, batch: Batch) -> None:
+        """Load a batch into a tape that is then run in parts."""
+        with self._lock:
+            self._load(tape, batch)
+
+    def run_part(self, tape: Tape, first: int, last: int) -> None:
+        """Run ops first .. last - 1 of a loaded tape; those before them have run."""
+        with self._lock:
             self._generation += 1
-            tape.load(batch, self._generation)
-            self._reserve(tape.scratch)
-            self._start()
-            state, address = self._state, self._address
-            state[ROWS // 8], state[N_OPS // 8] = tape.address, len(tape.rows)
-            if self.n_threads > 1:
-                self._publish(address, self._generation, 0, 0)
-                for i in range(1, self.n_threads):
-                    if state[(THREADS + i * PER_THREAD + ASLEEP) // 8]:
-                        self._wake[i].release()
-            self._lead(address, self._generation, 0, 0)
+            tape.arm(self._generation, first, last)
+            self._run(tape, first, last)
+
+    def _load(self, tape: Tape, batch: Batch) -> None:
+        self._generation += 1
+        tape.load(batch, self._generation)
+        self._reserve(tape.scratch)
+
+    def _run(self, tape: Tape, first: int, last: int) -> None:
+        if jit_disabled():
+            tape.run_plain(first, last)
+            return
+        self._start()
+        state, address = self._state, self._address
+        state[ROWS // 8], state[N_OPS // 8] = tape.address + 8 * ROW * first, last - first
+        if self.n_threads > 1:
+            self._publish(address, self._generation, 0, 0)
+            for i in range(1, self.n_threads):
+                if state[(THREADS + i * PER_THREAD + ASLEEP) // 8]:
+                    self._wake[i].release()
+        self._lead(address, self._generation, 0, 0)
 
     def close(self) -> None:
         """End the workers. Idempotent; the team starts again when it is used again."""

@@ -20,6 +20,7 @@ from edgellm.engine.output import TokenEvent, TokenText
 from edgellm.engine.pacer import GRACE, Pacer
 from edgellm.engine.request import Request, Task
 from edgellm.engine.scheduler import Schedule, ScheduledRequest, Scheduler, SwapSpace
+from edgellm.engine.slices import Slices
 from edgellm.engine.speculate import Speculator
 from edgellm.errors import ContextLengthError, EdgeLLMError, RequestError
 from edgellm.memory import MemoryPlan, block_bytes
@@ -54,8 +55,9 @@ class Engine:
         self.kv = KVCache(kinds, num_blocks, config.block_size, runner.copy_block, config.prefix_sharing)
         growing = {g: self.kv.pools[g] for g, group in enumerate(model_config.cache_groups) if not group.window}
         self.ahead = BlocksAhead(growing, runner.touch_block)
-        self.scheduler = Scheduler(self.kv, config.max_seqs, config.max_waiting, swap)
         self.pacer = Pacer(config.max_batch_tokens)
+        self.slices = Slices(runner, config.max_batch_tokens)
+        self.scheduler = Scheduler(self.kv, config.max_seqs, config.max_waiting, swap, self.slices.drop_with)
         self.speculator = speculator
         self.metrics = Metrics()
         self.answers: dict[int, Answer] = {}
@@ -66,6 +68,7 @@ class Engine:
         self.before_close: list[Callable[[], None]] = []
         """Called by `close` when nothing runs any more and the blocks can still be read."""
         self._next_id = 0
+        self._told = 0.0
         self._closing: list[tuple[int, TokenEvent]] = []
 
     def add_request(
@@ -110,19 +113,16 @@ class Engine:
     def step(self) -> list[tuple[int, TokenEvent]]:
         """Advance every scheduled request; returns (request_id, event) pairs, those of aborted requests included."""
         began = time.perf_counter()
+        since = self._told if self.scheduler.running else began
         self.ahead.advance(len(self.scheduler.running))
         self.pacer.spent = time.perf_counter() - began
         self._speculate()
-        started = time.perf_counter()
         num_settled = self._num_settled()
-        schedule = self.scheduler.schedule(self.pacer.budget(num_settled))
-        if schedule.items:
-            rows = self._run(schedule)
-            results = [self._advance(i, r, schedule) for i, r in zip(schedule.items, rows, strict=True)]
-            self._learn(schedule, results, num_settled, time.perf_counter() - started)
-            for answer, _, _ in results:
-                if answer.finish_reason:
-                    self._finish(answer, answer.finish_reason)
+        if self.runner.can_pause and (num_settled or self.slices.schedule):
+            self._step_with_slice(since, num_settled)
+        else:
+            self._compute(self.scheduler.schedule(self.pacer.budget(num_settled)), num_settled)
+        self._told = time.perf_counter()
         return self._events()
 
     def abort(self, request_id: int) -> None:
@@ -191,6 +191,57 @@ class Engine:
         decoding = (r for r in self.scheduler.running if r.num_uncomputed_tokens == 1)
         return sum(r.num_new_tokens > GRACE for r in decoding)
 
+    def _compute(self, schedule: Schedule, num_settled: int) -> None:
+        """Run what is scheduled, and what follows from it."""
+        started = time.perf_counter()
+        if schedule.items and (rows := self._run(schedule)):
+            results = self._advance_all(schedule, rows)
+            self._learn(schedule, results, num_settled, time.perf_counter() - started)
+            self._finish_ended(results)
+
+    def _step_with_slice(self, since: float, num_settled: int) -> None:
+        """Decode, then go on with the pass over prompt tokens (or begin one) for as long as the step may still take.
+        `since`: when the last tokens were told, from which on their readers wait."""
+        schedule = self.scheduler.schedule(self.slices.budget())
+        prompts = schedule.take_prompts()
+        self._compute(schedule, num_settled)
+        started = time.perf_counter()
+        if schedule.items:
+            self.slices.observe(started - since, alone=not (self.slices.schedule or prompts.items))
+        try:
+            if prompts.items:
+                self._mark_started(prompts)
+                self.slices.begin(prompts)
+            prompts = self.slices.schedule or prompts
+            waited_for = num_settled > 0
+            rows = self.slices.advance(time.perf_counter() - since, waited_for) if prompts.items else None
+        except Exception as error:
+            self.slices.drop()
+            self._fail(prompts, error)
+            return
+        self.metrics.sliced(time.perf_counter() - started, prompts.num_tokens if rows else 0)
+        if rows:
+            self._finish_ended(self._advance_all(prompts, rows))
+
+    def _mark_started(self, schedule: Schedule) -> None:
+        now = time.perf_counter()
+        for item in schedule.items:
+            answer = self.answers[item.request.request_id]
+            answer.started = answer.started or now
+
+    def _advance_all(self, schedule: Schedule, rows: Sequence[npt.NDArray[Any]]) -> list[tuple[Answer, int, int]]:
+        return [self._advance(item, some, schedule) for item, some in zip(schedule.items, rows, strict=True)]
+
+    def _finish_ended(self, results: list[tuple[Answer, int, int]]) -> None:
+        for answer, _, _ in results:
+            if answer.finish_reason:
+                self._finish(answer, answer.finish_reason)
+
+    def _fail(self, schedule: Schedule, error: Exception) -> None:
+        """A failing model ends the requests it was computing, not the engine."""
+        for item in schedule.items:
+            self._finish(self.answers[item.request.request_id], "error", _known(error, "the model failed"))
+
     def _learn(
         self, schedule: Schedule, results: list[tuple[Answer, int, int]], num_settled: int, seconds: float
     ) -> None:
@@ -203,16 +254,12 @@ class Engine:
         self.metrics.stepped(schedule, seconds)
 
     def _run(self, schedule: Schedule) -> list[npt.NDArray[Any]]:
-        """The step's rows. A failing model ends the requests it was computing, not the engine."""
-        now = time.perf_counter()
-        for item in schedule.items:
-            answer = self.answers[item.request.request_id]
-            answer.started = answer.started or now
+        """The step's rows, none where the model fails."""
+        self._mark_started(schedule)
         try:
             return self.runner.run(schedule)
         except Exception as error:
-            for item in schedule.items:
-                self._finish(self.answers[item.request.request_id], "error", _known(error, "the model failed"))
+            self._fail(schedule, error)
             schedule.items.clear()
             return []
 
@@ -240,6 +287,7 @@ class Engine:
 
     def _finish(self, answer: Answer, reason: str, error: EdgeLLMError | None = None) -> None:
         answer.close(reason, error)
+        self.slices.drop_with(answer.request)
         self.scheduler.finish(answer.request)
         del self.answers[answer.request.request_id]
         if self.speculator:

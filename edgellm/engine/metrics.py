@@ -34,6 +34,11 @@ class Metrics:
         self.totals["prefill_tokens"] += schedule.num_prefill_tokens
         self.totals["decode_tokens"] += schedule.num_tokens - schedule.num_prefill_tokens
 
+    def sliced(self, seconds: float, num_prefill_tokens: int) -> None:
+        """Part of a pass over prompt tokens was computed, and so many of them are done now."""
+        self.busy_s += seconds
+        self.totals["prefill_tokens"] += num_prefill_tokens
+
     def finished(self, answer: Answer) -> None:
         """A request ended, however."""
         request, times = answer.request, answer.timings()

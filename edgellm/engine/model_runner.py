@@ -3,29 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from edgellm.backends.base import Array, Backend, Batch, KVPages, KVSpec
+from edgellm.backends.base import Array, Backend, Batch, KVPages, KVSpec, Pass
 from edgellm.engine.request import Task
 from edgellm.engine.scheduler import Schedule, ScheduledRequest
 from edgellm.models.config import ModelConfig
 
-__all__ = ["Model", "ModelRunner", "Runner", "build_batch"]
+__all__ = ["Model", "ModelRunner", "Runner", "RunnerPass", "build_batch"]
 
 Rows = npt.NDArray[np.float32]
 
 
+class RunnerPass(Protocol):
+    """A schedule that is computed in parts."""
+
+    def advance(self, seconds: float) -> bool:
+        """Compute for about that long; True when nothing is left."""
+
+    def rows(self) -> list[Rows]:
+        """What `Runner.run` would have returned, once nothing is left."""
+
+
 class Runner(Protocol):
     """What the engine needs of a model. `tests/support/scripted.py` has one without weights."""
+
+    can_pause: bool
+    """Whether `begin` works."""
 
     def run(self, schedule: Schedule) -> list[Rows]:
         """Compute a step. One float32 array per item, (num_output_rows, vocab) logits, or (.., dim) hidden states
         where the task says so. Rows of the cache are written for all scheduled tokens. Logits to choose from may be
         memory that the next step overwrites, and the schedule's `picks` are set where the backend finds them: of each
         output row the largest logit and its id."""
+
+    def begin(self, schedule: Schedule) -> RunnerPass:
+        """As `run`, in parts: nothing is computed yet. Items want either hidden states or logits. Other schedules may
+        run before it is done, if they do not touch its blocks."""
 
     def copy_block(self, group: int, source: int, target: int) -> None:
         """Copy a block's rows in all layers of a cache group."""
@@ -61,6 +79,7 @@ class ModelRunner:
     def __init__(self, model: Model, backend: Backend, num_blocks: Sequence[int], kv_type: str, block_size: int):
         self.model = model
         self.backend = backend
+        self.can_pause = backend.can_pause
         config = model.config
         self._groups = config.cache_groups
         shape = config.n_kv_heads, config.k_dim, config.v_dim
@@ -83,12 +102,9 @@ class ModelRunner:
             items = [i for i in schedule.items if (i.request.task is Task.HIDDEN) == hidden]
             if items:
                 rows, picks = self._pass(items, hidden)
-                first = 0
-                for item in items:
-                    last = first + item.num_output_rows
+                for item, (first, last) in zip(items, _ends(items), strict=True):
                     results[id(item)] = rows[first:last]
                     schedule.picks[item.request.request_id] = picks[first:last]
-                    first = last
         return [results[id(item)] for item in schedule.items]
 
     def _pass(self, items: Sequence[ScheduledRequest], hidden: bool) -> tuple[Rows, Sequence[tuple[float, int]]]:
@@ -98,6 +114,12 @@ class ModelRunner:
         if any(item.request.task is Task.LOGITS for item in items):  # they are kept
             return self.backend.execute(self._forward, batch), ()
         return self.backend.execute_logits(self._forward, batch)
+
+    def begin(self, schedule: Schedule) -> RunnerPass:
+        """See `Runner.begin`."""
+        hidden = schedule.items[0].request.task is Task.HIDDEN
+        batch = build_batch(schedule.items, len(self._groups))
+        return _Begun(schedule.items, self.backend.begin(self._hidden if hidden else self._forward, batch))
 
     def copy_block(self, group: int, source: int, target: int) -> None:
         """See `Runner.copy_block`."""
@@ -126,6 +148,25 @@ class ModelRunner:
         self._kv = []
         self._forward = self._hidden = _closed
         self.backend.close()
+
+
+class _Begun:
+    """A backend's pass, its rows by the items of the schedule."""
+
+    def __init__(self, items: Sequence[ScheduledRequest], begun: Pass):
+        self._items, self._begun = items, begun
+
+    def advance(self, seconds: float) -> bool:
+        return self._begun.advance(seconds)
+
+    def rows(self) -> list[Rows]:
+        rows = self._begun.result()
+        return [rows[first:last] for first, last in _ends(self._items)]
+
+
+def _ends(items: Sequence[ScheduledRequest]) -> list[tuple[int, int]]:
+    """First and last (not included) output row of each item."""
+    return list(pairwise(accumulate((item.num_output_rows for item in items), initial=0)))
 
 
 def _closed(batch: Batch) -> Any:

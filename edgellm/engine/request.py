@@ -58,6 +58,9 @@ class Request:
     draft_ids: list[int] = field(default_factory=list)
     """Guesses for the tokens after `token_ids`, to be verified in the next step."""
     status: Status = Status.WAITING
+    computing: bool = False
+    """Some of its tokens are in a pass that goes on over several steps (slices.py): until it is done, nothing else of
+    it is scheduled."""
     block_tables: list[list[int]] = field(default_factory=list)
     """Per cache group, block of positions [i * block_size, (i + 1) * block_size); 0 where none is held (any more)."""
     num_released: list[int] = field(default_factory=list)

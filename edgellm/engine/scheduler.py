@@ -65,6 +65,15 @@ class Schedule:
         """Rows of the step."""
         return sum(item.num_scheduled_tokens for item in self.items)
 
+    def take_prompts(self) -> Schedule:
+        """Take the prompt tokens out, for a pass of their own. A pass has either hidden states or logits, those of its
+        first item; what wants the others is left for a later step."""
+        prompts = [item for item in self.items if item.request.num_uncomputed_tokens > 1]
+        self.items = [item for item in self.items if item not in prompts]
+        self.num_prefill_tokens = self.prefill_depth = 0
+        kinds = [item.request.task is Task.HIDDEN for item in prompts]
+        return Schedule([item for item, kind in zip(prompts, kinds, strict=True) if kind == kinds[0]])
+
 
 class Scheduler:
     """Queues and the choice of what runs. `running` and `waiting` are in order of arrival, and all of `running` came
@@ -103,8 +112,8 @@ class Scheduler:
         chosen: dict[Request, ScheduledRequest] = {}
         num_waiting = len(self.waiting)
         for request in sorted(self.running, key=lambda r: r.num_uncomputed_tokens > 1):
-            if request.status is not Status.RUNNING:
-                continue  # gave its blocks to an older one a moment ago
+            if request.status is not Status.RUNNING or request.computing:
+                continue  # gave its blocks to an older one a moment ago, or is in a pass under way
             n = 1 if request.num_uncomputed_tokens == 1 else budget.take(request)
             if n and self._reserve(request, n):
                 chosen[request] = self._item(request, n)

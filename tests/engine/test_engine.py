@@ -30,10 +30,11 @@ class Driver:
         swap: Path | None = None,
         chunk: int | None = None,
         ctx: int = 512,
+        parts: int = 0,
         **config: Any,
     ):
         shape = model_config(ctx, windows)
-        self.runner = ScriptedRunner(hash_script, shape)
+        self.runner = ScriptedRunner(hash_script, shape, parts=parts)
         groups = len(shape.cache_groups)
         space = SwapFile(self.runner, groups, 1 << 20, swap) if swap else None
         settings = EngineConfig(ctx=ctx, **{"max_seqs": 16, **config})

@@ -73,18 +73,23 @@ class PlainTemplate:
 
 
 class ScriptedRunner:
-    """A `Runner`. `delay`: seconds per step, `token_delay`: more per token of the step.
+    """A `Runner`. `delay`: seconds per step, `token_delay`: more per token of the step. `parts`: how often a pass must be
+    advanced until it is done; 0: no passes.
 
     The "rows" it stores are the token ids of each position, so that reading a block that was lost, moved or shared
     wrongly gives a wrong history, and a wrong history a wrong answer."""
 
-    def __init__(self, script: Script, config: ModelConfig, delay: float = 0.0, token_delay: float = 0.0):
+    def __init__(
+        self, script: Script, config: ModelConfig, delay: float = 0.0, token_delay: float = 0.0, parts: int = 0
+    ):
         self.script, self.config = script, config
+        self.can_pause, self.parts = parts > 0, parts
         self.delay, self.token_delay = delay, token_delay
         self.block_size = 32
         self.rows: list[dict[int, list[int]]] = [{} for _ in config.cache_groups]
         self.steps: list[list[tuple[int, int, int]]] = []
         """Per step: (request_id, tokens, drafts) of each item."""
+        self.passes: list[ScriptedPass] = []
         self.touched: list[tuple[int, int]] = []
         self.closed = False
 
@@ -93,6 +98,10 @@ class ScriptedRunner:
         if self.delay or self.token_delay:
             time.sleep(self.delay + self.token_delay * schedule.num_tokens)
         return [self._compute(item) for item in schedule.items]
+
+    def begin(self, schedule: Schedule) -> ScriptedPass:
+        self.passes.append(ScriptedPass(self, schedule))
+        return self.passes[-1]
 
     def _compute(self, item: Any) -> np.ndarray:
         request = item.request
@@ -146,6 +155,24 @@ class ScriptedRunner:
 
     def close(self) -> None:
         self.closed = True
+
+
+class ScriptedPass:
+    """Does all of its work when it is advanced for the last time: rows of a request that is gone would show."""
+
+    def __init__(self, runner: ScriptedRunner, schedule: Schedule):
+        self.runner, self.schedule, self.granted = runner, schedule, list[float]()
+        self._rows: list[np.ndarray] = []
+
+    def advance(self, seconds: float) -> bool:
+        self.granted.append(seconds)
+        if len(self.granted) < self.runner.parts and seconds != float("inf"):
+            return False
+        self._rows = [self.runner._compute(item) for item in self.schedule.items]
+        return True
+
+    def rows(self) -> list[np.ndarray]:
+        return self._rows
 
 
 def say(text: str, end: bool = True) -> Script:

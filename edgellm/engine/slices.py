@@ -1,0 +1,113 @@
+"""Prompts beside running answers, a slice of a pass in each step (backends that can pause a pass).
+
+A pass computes many prompt tokens at once, so weights, K and V are read once for all of them; it goes on over several
+steps, as long in each as its answers can wait. What a slice may take is known to the millisecond, for decoding comes
+first in a step: a step whose decoding was disturbed has a shorter slice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from math import inf
+from statistics import median
+
+from edgellm.engine.model_runner import Rows, Runner, RunnerPass
+from edgellm.engine.pacer import REMEMBER_EVERY, Budget
+from edgellm.engine.request import Request
+from edgellm.engine.scheduler import Schedule
+from edgellm.memory import PASS_TOKENS
+
+__all__ = ["STRETCH", "Slices"]
+
+STRETCH = 3.0
+"""A step with a slice may take this many plain decode steps; what is promised is 4 at the 99th percentile."""
+
+STEPS = 8
+"""Steps that a pass should take: more tokens read K and V more seldom, but then one op is more of a slice."""
+
+FEWEST = 32
+"""Tokens of a pass at least, where the prompt has them, and of the first one, before any was timed."""
+
+LEAST = 0.5
+"""Usual steps that a slice may take at least, should decoding have become dearer meanwhile: prompts still advance."""
+
+
+class Slices:
+    """The one pass under way, if any, and how it is paced."""
+
+    def __init__(self, runner: Runner, max_tokens: int):
+        self._runner = runner
+        self._most = min(PASS_TOKENS, max_tokens)
+        self._tokens = min(FEWEST, self._most)
+        self._usual: deque[float] = deque(maxlen=256)
+        """Seconds of steps that only decode: what answers are used to. Of steps with slices one in REMEMBER_EVERY."""
+        self._recent: deque[float] = deque(maxlen=9)
+        self._steps = 0
+        self._pass: RunnerPass | None = None
+        self._spent = self._granted = 0.0
+        self.schedule: Schedule | None = None
+        """What the pass under way computes."""
+
+    def budget(self) -> Budget:
+        """For the next step's schedule: the tokens of a new pass, none while one is under way."""
+        return Budget(0 if self.schedule else self._tokens)
+
+    def begin(self, schedule: Schedule) -> None:
+        """Start the pass over these prompt tokens; raises what the model raises."""
+        self._pass = self._runner.begin(schedule)
+        self._spent = self._granted = 0.0
+        self.schedule = schedule
+        for item in schedule.items:
+            item.request.computing = True
+
+    def observe(self, seconds: float, alone: bool) -> None:
+        """A step's decoding took that long; `alone`: no prompt waits for the rest of the step."""
+        self._recent.append(seconds)
+        self._steps += 1
+        if alone or not self._usual or self._steps % REMEMBER_EVERY == 0:
+            self._usual.append(seconds)
+
+    def advance(self, elapsed: float, waited_for: bool) -> list[Rows] | None:
+        """Go on with the pass, in a step that has taken `elapsed` seconds already; to its end unless the step is
+        `waited_for`. The rows of its items when it is done; raises what the model raises."""
+        assert self._pass is not None
+        seconds = self._allowance() - elapsed if waited_for and self._usual else inf
+        if seconds <= 0:
+            return None
+        began = time.perf_counter()
+        done = self._pass.advance(seconds)
+        self._spent += time.perf_counter() - began
+        self._granted = max(self._granted, seconds)
+        if not done:
+            return None
+        rows = self._pass.rows()
+        self._adapt()
+        self.drop()
+        return rows
+
+    def drop(self) -> None:
+        """Forget the pass under way; its tokens are computed again, unless they were done."""
+        for item in self.schedule.items if self.schedule else ():
+            item.request.computing = False
+        self._pass = self.schedule = None
+
+    def drop_with(self, request: Request) -> None:
+        """Forget the pass under way if it computes this request: its blocks are about to go to others."""
+        if request.computing:
+            self.drop()
+
+    def _allowance(self) -> float:
+        """Seconds that a step with a slice may take."""
+        usual, now = median(self._usual), min(median(self._recent), self._recent[-1])
+        return max(STRETCH * usual, now + LEAST * usual)
+
+    def _adapt(self) -> None:
+        """Choose the tokens of the next pass by what this one took."""
+        if self.schedule is None or self._granted == inf or not self._spent:
+            return
+        n = self.schedule.num_tokens * STEPS * self._granted / self._spent
+        tokens = FEWEST
+        while 2 * tokens <= min(n, 2 * self._tokens):
+            tokens *= 2
+        self._tokens = min(tokens, self._most)
