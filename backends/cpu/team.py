@@ -2,11 +2,11 @@
 
 Threads claim units of an op from its counter. Where the tape asks for a barrier they wait until the units of the ops
 before it are *done*, not until every thread has arrived: a thread that the system has put aside holds the others up
-only while it holds a unit, and a slow core simply takes fewer. Who has waited for long sleeps between two looks: a core
-without work is where the system takes a thread that it has put aside elsewhere. Products claim a thread's share of the units that are
-left: their kernels ask for the next unit's weights ahead of time, which helps only the thread that takes that unit.
-Each run has a generation, which stands in the upper half of every counter, so a thread that wakes up in an older run
-finds nothing to claim and comes home.
+only while it holds a unit, and a slow core simply takes fewer. A thread that has
+waited for long sleeps between two looks: to a core without work the system brings one that it has put aside elsewhere.
+Products claim a thread's share of the units that are left: their kernels ask for the next unit's weights ahead of time,
+which helps only the thread that takes that unit. Each run has a generation, which stands in the upper half of every
+counter, so a thread that wakes up in an older run finds nothing to claim and comes home.
 
 Between tapes workers spin for about 100 us, then sleep on a semaphore. State is an int64 array, one cache line (8) per
 field or thread; the calling thread is member 0.

@@ -20,7 +20,7 @@ from edgellm.engine.output import TokenEvent, TokenText
 from edgellm.engine.pacer import GRACE, Pacer
 from edgellm.engine.request import Request, Task
 from edgellm.engine.scheduler import Schedule, ScheduledRequest, Scheduler, SwapSpace
-from edgellm.engine.slices import Slices
+from edgellm.engine.slices import Slices, take_prompts
 from edgellm.engine.speculate import Speculator
 from edgellm.errors import ContextLengthError, EdgeLLMError, RequestError
 from edgellm.memory import MemoryPlan, block_bytes
@@ -203,7 +203,7 @@ class Engine:
         """Decode, then go on with the pass over prompt tokens (or begin one) for as long as the step may still take.
         `since`: when the last tokens were told, from which on their readers wait."""
         schedule = self.scheduler.schedule(self.slices.budget())
-        prompts = schedule.take_prompts()
+        prompts = take_prompts(schedule)
         self._compute(schedule, num_settled)
         started = time.perf_counter()
         if schedule.items:

@@ -58,9 +58,7 @@ class Request:
     draft_ids: list[int] = field(default_factory=list)
     """Guesses for the tokens after `token_ids`, to be verified in the next step."""
     status: Status = Status.WAITING
-    computing: bool = False
-    """Some of its tokens are in a pass that goes on over several steps (slices.py): until it is done, nothing else of
-    it is scheduled."""
+    computing: bool = False  # part of it is in a pass over several steps (slices.py): nothing is scheduled meanwhile
     block_tables: list[list[int]] = field(default_factory=list)
     """Per cache group, block of positions [i * block_size, (i + 1) * block_size); 0 where none is held (any more)."""
     num_released: list[int] = field(default_factory=list)
@@ -71,8 +69,7 @@ class Request:
     """Full blocks that can already be found by other requests."""
     num_cached_tokens: int = 0
     """Tokens found in the prefix cache when the request was first admitted."""
-    cache_miss: str | None = None
-    """Why an expected prefix was not (wholly) found."""
+    cache_miss: str | None = None  # why an expected prefix was not (wholly) found
     wanted_blocks: int = 0
     """A prefix of that many blocks was known but its windowed rows were gone: this request keeps them for the next."""
     swapped: bool = False

@@ -3,7 +3,7 @@
 There is no prefill or decode phase. Every step, each running request is given tokens until what is computed has caught
 up with what is known; a prompt chunk, the rest after a prefix hit, one decoded token and a verified draft differ only
 in how far apart the two are. Requests that are one token behind (decoding) always run; prompt tokens share the step's
-budget (pacer.py), so that a long prompt never stalls running answers.
+budget (pacer.py, slices.py), so that a long prompt never stalls running answers.
 """
 
 from __future__ import annotations
@@ -64,15 +64,6 @@ class Schedule:
     def num_tokens(self) -> int:
         """Rows of the step."""
         return sum(item.num_scheduled_tokens for item in self.items)
-
-    def take_prompts(self) -> Schedule:
-        """Take the prompt tokens out, for a pass of their own. A pass has either hidden states or logits, those of its
-        first item; what wants the others is left for a later step."""
-        prompts = [item for item in self.items if item.request.num_uncomputed_tokens > 1]
-        self.items = [item for item in self.items if item not in prompts]
-        self.num_prefill_tokens = self.prefill_depth = 0
-        kinds = [item.request.task is Task.HIDDEN for item in prompts]
-        return Schedule([item for item, kind in zip(prompts, kinds, strict=True) if kind == kinds[0]])
 
 
 class Scheduler:

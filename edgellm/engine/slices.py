@@ -14,11 +14,11 @@ from statistics import median
 
 from edgellm.engine.model_runner import Rows, Runner, RunnerPass
 from edgellm.engine.pacer import REMEMBER_EVERY, Budget
-from edgellm.engine.request import Request
+from edgellm.engine.request import Request, Task
 from edgellm.engine.scheduler import Schedule
 from edgellm.memory import PASS_TOKENS
 
-__all__ = ["STRETCH", "Slices"]
+__all__ = ["STRETCH", "Slices", "take_prompts"]
 
 STRETCH = 3.0
 """A step with a slice may take this many plain decode steps; what is promised is 4 at the 99th percentile."""
@@ -31,6 +31,16 @@ FEWEST = 32
 
 LEAST = 0.5
 """Usual steps that a slice may take at least, should decoding have become dearer meanwhile: prompts still advance."""
+
+
+def take_prompts(schedule: Schedule) -> Schedule:
+    """Take the prompt tokens out of a schedule, for a pass of their own. A pass has either hidden states or logits,
+    those of its first item; what wants the others is left for a later step."""
+    prompts = [item for item in schedule.items if item.request.num_uncomputed_tokens > 1]
+    schedule.items = [item for item in schedule.items if item not in prompts]
+    schedule.num_prefill_tokens = schedule.prefill_depth = 0
+    kinds = [item.request.task is Task.HIDDEN for item in prompts]
+    return Schedule([item for item, kind in zip(prompts, kinds, strict=True) if kind == kinds[0]])
 
 
 class Slices:

@@ -73,8 +73,8 @@ class PlainTemplate:
 
 
 class ScriptedRunner:
-    """A `Runner`. `delay`: seconds per step, `token_delay`: more per token of the step. `parts`: how often a pass must be
-    advanced until it is done; 0: no passes.
+    """A `Runner`. `delay`: seconds per step, `token_delay`: more per token of the step. `parts`: how often a pass must
+    be advanced until it is done; 0: no passes.
 
     The "rows" it stores are the token ids of each position, so that reading a block that was lost, moved or shared
     wrongly gives a wrong history, and a wrong history a wrong answer."""
