@@ -28,7 +28,7 @@ MOST_LIBRARIES = 96 << 20
 MAX_CHUNK = 512
 """Tokens of one prompt chunk at most; a window's cache holds the window and one chunk."""
 
-PASS_TOKENS = 128
+PASS_TOKENS = 64
 """Prompt tokens that are computed beside running answers at once, at most."""
 
 
@@ -70,7 +70,8 @@ def kv_bytes(config: ModelConfig, ctx: int, kv_type: str, chunk: int = MAX_CHUNK
 def scratch_bytes(config: ModelConfig, chunk: int = MAX_CHUNK, n_logits: int = 8) -> int:
     """Estimate of one step's activations and logits: float32 rows of one layer twice (buffers are reused by size,
     which leaves gaps; measured 1.6 to 2.2 on three models), and `n_logits` rows of the vocabulary twice (the backend's
-    and the sampler's copy)."""
+    and the sampler's copy). A pass beside it (PASS_TOKENS; 5 to 20 MB on those models) has room in what this is too
+    much without one."""
     attention = (config.n_heads + config.n_kv_heads) * (config.k_dim + config.v_dim)
     experts = config.n_experts_used * (2 * config.expert_ffn_dim + config.dim)
     per_token = 4 * config.dim + attention + 3 * config.ffn_dim + experts

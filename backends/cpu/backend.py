@@ -44,7 +44,7 @@ __all__ = ["CPUBackend", "CPUWeight"]
 
 Progress = Callable[[int, int, str], None]
 MAX_TAPES = 48
-PASS_ROWS = 256
+PASS_ROWS = 128
 """Rows that a pass beside running answers is recorded for at least: whatever it computes then takes one recording."""
 FLOATS = ("F32", "F16", "BF16")
 

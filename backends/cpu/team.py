@@ -2,11 +2,11 @@
 
 Threads claim units of an op from its counter. Where the tape asks for a barrier they wait until the units of the ops
 before it are *done*, not until every thread has arrived: a thread that the system has put aside holds the others up
-only while it holds a unit, and a slow core simply takes fewer. A thread that has
-waited for long sleeps between two looks: to a core without work the system brings one that it has put aside elsewhere.
-Products claim a thread's share of the units that are left: their kernels ask for the next unit's weights ahead of time,
-which helps only the thread that takes that unit. Each run has a generation, which stands in the upper half of every
-counter, so a thread that wakes up in an older run finds nothing to claim and comes home.
+only while it holds a unit, and a slow core simply takes fewer. A thread that has waited for long sleeps between two
+looks: to a core without work the system brings a thread that it has put aside elsewhere. Products claim a thread's
+share of the units that are left: their kernels ask for the next unit's weights ahead of time, which helps only the
+thread that takes that unit. Each run has a generation, which stands in the upper half of every counter, so a thread
+that wakes up in an older run finds nothing to claim and comes home.
 
 Between tapes workers spin for about 100 us, then sleep on a semaphore. State is an int64 array, one cache line (8) per
 field or thread; the calling thread is member 0.
@@ -18,6 +18,7 @@ import ctypes
 import os
 import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -45,12 +46,13 @@ from edgellm.errors import BackendUnavailable
 __all__ = ["Team", "default_threads"]
 
 # Byte offsets in the state: a line each, then two lines per thread.
-GENERATION, ROWS, N_OPS, YIELD, MEMBERS, SLEEP, THREADS = 0, 64, 72, 80, 88, 96, 128
+GENERATION, ROWS, N_OPS, YIELD, MEMBERS, SLEEP, CLOCK, THREADS = 0, 64, 72, 80, 88, 96, 104, 128
 SEEN, SCRATCH, ASLEEP, PER_THREAD = 0, 8, 64, 128
 SPIN_WAIT = 256  # pauses before a waiting thread offers its core to others (about 15 us on x86)
-PATIENCE = 20  # such offers before it sleeps instead
+PATIENCE = 200_000  # nanoseconds of waiting after which it sleeps instead
 NAP = 50  # microseconds
 SPIN_IDLE = 2000  # pauses before an idle worker goes to sleep
+MONOTONIC = getattr(time, "CLOCK_MONOTONIC", 1)
 UNIT_MASK = (1 << 32) - 1
 
 
@@ -64,10 +66,17 @@ call_plain: Op = op("void(i64)", lambda e, f: e.call_address(f))(_call)
 
 
 @inline
-def wait_done(state: int, first: int, last: int, generation: int) -> int:
+def nanoseconds(state: int, scratch: int) -> int:
+    """A clock that only goes forward; `scratch`: 16 bytes of the caller's own."""
+    call_kernel(load_i64(state + CLOCK), MONOTONIC, scratch, 0, 0)
+    return load_i64(scratch) * 1_000_000_000 + load_i64(scratch + 8)
+
+
+@inline
+def wait_done(state: int, first: int, last: int, generation: int, scratch: int) -> int:
     """Wait until the ops of rows first..last are done. 0 if the run turns out to be over."""
     spins = 0
-    yields = 0
+    since = 0
     current = 1
     row = first
     while row < last and current != 0:
@@ -79,12 +88,14 @@ def wait_done(state: int, first: int, last: int, generation: int) -> int:
             pause()
             spins += 1
             if spins > SPIN_WAIT:
-                if yields < PATIENCE:
+                now = nanoseconds(state, scratch)
+                if since == 0:
+                    since = now
+                if now - since < PATIENCE:
                     call_plain(load_i64(state + YIELD))
                 else:
                     call_kernel(load_i64(state + SLEEP), NAP, 0, 0, 0)
                 spins = 0
-                yields += 1
     return current
 
 
@@ -96,7 +107,7 @@ def run_ops(state: int, generation: int, scratch: int, lead: int) -> None:
     group = row
     while row < last:
         if load_i64(row + 8 * BARRIER) != 0:
-            if wait_done(state, group, row, generation) == 0:
+            if wait_done(state, group, row, generation, scratch) == 0:
                 return
             group = row
         counter = atomic_load(row + 8 * COUNTER)
@@ -127,7 +138,7 @@ def run_ops(state: int, generation: int, scratch: int, lead: int) -> None:
             counter = found
         row += 8 * ROW
     if lead != 0:
-        wait_done(state, group, last, generation)
+        wait_done(state, group, last, generation, scratch)
 
 
 @kernel
@@ -211,7 +222,7 @@ class Team:
             self._publish = library.function(team_publish, keep_gil=True)
             self._lead, self._work = library.function(team_lead), library.function(team_work)
             libc, self._state[MEMBERS // 8] = ctypes.CDLL(None), n_threads
-            for field, function in ((YIELD, libc.sched_yield), (SLEEP, libc.usleep)):
+            for field, function in ((YIELD, libc.sched_yield), (SLEEP, libc.usleep), (CLOCK, libc.clock_gettime)):
                 self._state[field // 8] = ctypes.cast(function, ctypes.c_void_p).value or 0
             self._start()  # now, so that a system without threads says so before anything is computed
 
