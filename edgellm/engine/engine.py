@@ -20,7 +20,7 @@ from edgellm.engine.output import TokenEvent, TokenText
 from edgellm.engine.pacer import GRACE, Pacer
 from edgellm.engine.request import Request, Task
 from edgellm.engine.scheduler import Schedule, ScheduledRequest, Scheduler, SwapSpace
-from edgellm.engine.slices import Slices, take_prompts
+from edgellm.engine.slices import LONG, Slices, take_prompts
 from edgellm.engine.speculate import Speculator
 from edgellm.errors import ContextLengthError, EdgeLLMError, RequestError
 from edgellm.memory import MemoryPlan, block_bytes
@@ -118,10 +118,13 @@ class Engine:
         self.pacer.spent = time.perf_counter() - began
         self._speculate()
         num_settled = self._num_settled()
-        if self.runner.can_pause and (num_settled or self.slices.schedule):
+        if self.slices.schedule or (num_settled and self.runner.can_pause and self._is_next_prompt_long()):
             self._step_with_slice(since, num_settled)
         else:
-            self._compute(self.scheduler.schedule(self.pacer.budget(num_settled)), num_settled)
+            schedule = self.scheduler.schedule(self.pacer.budget(num_settled))
+            self._compute(schedule, num_settled)
+            if num_settled and _is_plain(schedule):
+                self.slices.observe(time.perf_counter() - since, alone=True)
         self._told = time.perf_counter()
         return self._events()
 
@@ -191,6 +194,11 @@ class Engine:
         decoding = (r for r in self.scheduler.running if r.num_uncomputed_tokens == 1)
         return sum(r.num_new_tokens > GRACE for r in decoding)
 
+    def _is_next_prompt_long(self) -> bool:
+        waiting = (r for r in (*self.scheduler.running, *self.scheduler.waiting) if r.num_uncomputed_tokens > 1)
+        first = next(waiting, None)
+        return first is not None and first.num_tokens > LONG
+
     def _compute(self, schedule: Schedule, num_settled: int) -> None:
         """Run what is scheduled, and what follows from it."""
         started = time.perf_counter()
@@ -205,23 +213,29 @@ class Engine:
         schedule = self.scheduler.schedule(self.slices.budget())
         prompts = take_prompts(schedule)
         self._compute(schedule, num_settled)
-        started = time.perf_counter()
         if schedule.items:
-            self.slices.observe(started - since, alone=not (self.slices.schedule or prompts.items))
+            self.slices.observe(time.perf_counter() - since, alone=not (self.slices.schedule or prompts.items))
+        while self._advance_pass(prompts, since, num_settled > 0) and num_settled and self.slices.has_time(since):
+            prompts = take_prompts(self.scheduler.schedule(self.slices.budget(), decoding=False))
+
+    def _advance_pass(self, prompts: Schedule, since: float, waited_for: bool) -> bool:
+        """Begin a pass over `prompts`, if there are any, or go on with the one under way. True if it is done."""
+        started, rows = time.perf_counter(), None
         try:
             if prompts.items:
                 self._mark_started(prompts)
                 self.slices.begin(prompts)
             prompts = self.slices.schedule or prompts
-            waited_for = num_settled > 0
-            rows = self.slices.advance(time.perf_counter() - since, waited_for) if prompts.items else None
+            if prompts.items:
+                rows = self.slices.advance(time.perf_counter() - since, waited_for)
         except Exception as error:
             self.slices.drop()
             self._fail(prompts, error)
-            return
+            return False
         self.metrics.sliced(time.perf_counter() - started, prompts.num_tokens if rows else 0)
         if rows:
             self._finish_ended(self._advance_all(prompts, rows))
+        return rows is not None
 
     def _mark_started(self, schedule: Schedule) -> None:
         now = time.perf_counter()
@@ -302,6 +316,11 @@ class Engine:
             if event := answer.event():
                 events.append((request_id, event))
         return events
+
+
+def _is_plain(schedule: Schedule) -> bool:
+    """Whether a step decodes and does nothing else."""
+    return bool(schedule.items) and not any(i.num_draft_tokens or i.num_scheduled_tokens > 1 for i in schedule.items)
 
 
 def _known(error: Exception, what: str) -> EdgeLLMError:

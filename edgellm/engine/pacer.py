@@ -1,5 +1,5 @@
 """How many prompt tokens a step may carry while answers are running: chosen from measured step times. For backends that
-compute a pass at once; where one can be paused, prompts have passes of their own then (slices.py).
+compute a pass at once, and for short prompts; where one can be paused, long ones have passes of their own (slices.py).
 
 What a prompt token costs beyond a step's decoding is learned by depth (how many tokens lie before it): attention makes
 deep ones dearer, by how much depends on the model, its windows and the machine.

@@ -98,14 +98,14 @@ class Scheduler:
             raise QueueFullError(f"{len(self.waiting)} requests are waiting already; try again later")
         self.waiting.append(request)
 
-    def schedule(self, budget: Budget) -> Schedule:
-        """Choose this step's tokens and take their blocks; requests with prompts left share the budget in order."""
+    def schedule(self, budget: Budget, decoding: bool = True) -> Schedule:
+        """Choose this step's tokens and take their blocks; prompts share the budget in order. `decoding`: the rest."""
         chosen: dict[Request, ScheduledRequest] = {}
         num_waiting = len(self.waiting)
         for request in sorted(self.running, key=lambda r: r.num_uncomputed_tokens > 1):
             if request.status is not Status.RUNNING or request.computing:
                 continue  # gave its blocks to an older one a moment ago, or is in a pass under way
-            n = 1 if request.num_uncomputed_tokens == 1 else budget.take(request)
+            n = int(decoding) if request.num_uncomputed_tokens == 1 else budget.take(request)
             if n and self._reserve(request, n):
                 chosen[request] = self._item(request, n)
         if len(self.waiting) == num_waiting:

@@ -7,11 +7,17 @@ from math import inf
 
 import pytest
 
+from edgellm.engine import engine as engine_module
 from edgellm.engine.request import Request
 from edgellm.engine.scheduler import Schedule, ScheduledRequest
 from edgellm.engine.slices import Slices
 from tests.engine.test_engine import WINDOWS, Driver, alone, prompts
 from tests.support.scripted import ScriptedRunner, hash_script, model_config
+
+
+@pytest.fixture(autouse=True)
+def every_prompt_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "LONG", 0)
 
 
 def talking(driver: Driver, n: int = 2) -> list[int]:
@@ -67,7 +73,7 @@ def test_who_leaves_takes_the_pass_along_and_the_others_begin_again() -> None:
 
 @pytest.mark.parametrize("swap", [False, True])
 def test_too_few_blocks_and_sudden_ends(swap: bool, tmp_path: object) -> None:
-    for seed in range(5):
+    for seed in range(2):
         print("seed", seed)
         rng = random.Random(seed)
         driver = Driver(blocks=24, parts=3, swap=tmp_path / str(seed) if swap else None)  # type: ignore[operator]
@@ -110,6 +116,19 @@ def test_a_pass_that_nobody_waits_for_runs_to_its_end() -> None:
     assert driver.runner.passes[-1].granted[-1] == inf
     driver.finish()
     assert driver.done[last].ids == alone([5] * 30).ids
+
+
+def test_short_prompts_share_the_steps_of_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "LONG", 30)
+    driver = Driver(parts=3)
+    talking(driver)
+    driver.add([5] * 30)
+    driver.step()
+    assert not driver.runner.passes
+    driver.add([6] * 31)
+    for _ in range(3):
+        driver.step()
+    assert driver.runner.passes
 
 
 class Pacing:
