@@ -213,7 +213,7 @@ class Engine:
         schedule = self.scheduler.schedule(self.slices.budget())
         prompts = take_prompts(schedule)
         self._compute(schedule, num_settled)
-        if schedule.items:
+        if _is_plain(schedule):
             self.slices.observe(time.perf_counter() - since, alone=not (self.slices.schedule or prompts.items))
         while self._advance_pass(prompts, since, num_settled > 0) and num_settled and self.slices.has_time(since):
             prompts = take_prompts(self.scheduler.schedule(self.slices.budget(), decoding=False))
