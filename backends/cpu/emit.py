@@ -60,10 +60,10 @@ class Emitter:
         function = module.globals.get(name) or ir.Function(module, kind, name)
         return self.b.call(function, args)
 
-    def call_address(self, address: Any, *args: Any) -> None:
-        """Call a C function `void f(i64 ...)` by its address."""
-        kind = ir.FunctionType(ir.VoidType(), [a.type for a in args])
-        self.b.call(self.b.inttoptr(address, kind.as_pointer()), args)
+    def call_address(self, address: Any, result: str, *args: Any) -> Any:
+        """Call a C function by its address."""
+        kind = ir.FunctionType(llvm_type(result), [a.type for a in args])
+        return self.b.call(self.b.inttoptr(address, kind.as_pointer()), args)
 
     def bitcast(self, x: Any, name: str) -> Any:
         """Same bits, other type."""

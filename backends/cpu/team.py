@@ -3,10 +3,10 @@
 Threads claim units of an op from its counter. Where the tape asks for a barrier they wait until the units of the ops
 before it are *done*, not until every thread has arrived: a thread that the system has put aside holds the others up
 only while it holds a unit, and a slow core simply takes fewer. A thread that has waited for long sleeps between two
-looks: to a core without work the system brings a thread that it has put aside elsewhere. Products claim a thread's
-share of the units that are left: their kernels ask for the next unit's weights ahead of time, which helps only the
-thread that takes that unit. Each run has a generation, which stands in the upper half of every counter, so a thread
-that wakes up in an older run finds nothing to claim and comes home.
+looks: to a core without work the system brings a thread that it has put aside elsewhere, which then goes back to its
+own (cores.py). Products claim a thread's share of the units that are left: their kernels ask for the next unit's
+weights ahead of time, which helps only the thread that takes that unit. Each run has a generation, which stands in
+the upper half of every counter, so a thread that wakes up in an older run finds nothing to claim and comes home.
 
 Between tapes workers spin for about 100 us, then sleep on a semaphore. State is an int64 array, one cache line (8) per
 field or thread; the calling thread is member 0.
@@ -18,14 +18,22 @@ import ctypes
 import os
 import sys
 import threading
-import time
 from typing import Any
 
 import numpy as np
 
 from edgellm.backends.base import Batch
+from edgellm.backends.cpu.cores import SCRATCH_BYTES, STRIDE, addresses_of_calls, follow_core, forget_cores, nanoseconds
 from edgellm.backends.cpu.jit import Library, inline, jit_disabled, kernel
-from edgellm.backends.cpu.simd import Op, atomic_add, atomic_load, compare_exchange, load_i64, op, pause, store_i64
+from edgellm.backends.cpu.simd import (
+    atomic_add,
+    atomic_load,
+    compare_exchange,
+    load_i64,
+    pause,
+    store_i64,
+)
+from edgellm.backends.cpu.simd_call import call_kernel, call_plain
 from edgellm.backends.cpu.tape import (
     ALIGN,
     ARGS,
@@ -46,34 +54,23 @@ from edgellm.errors import BackendUnavailable
 __all__ = ["Team", "default_threads"]
 
 # Byte offsets in the state: a line each, then two lines per thread.
-GENERATION, ROWS, N_OPS, YIELD, MEMBERS, SLEEP, CLOCK, THREADS = 0, 64, 72, 80, 88, 96, 104, 128
-SEEN, SCRATCH, ASLEEP, PER_THREAD = 0, 8, 64, 128
+GENERATION, ROWS, N_OPS, YIELD, MEMBERS, SLEEP, SYSTEM, THREADS = 0, 64, 72, 80, 88, 96, 104, 192
+SEEN, SCRATCH, ASLEEP, CORE, PER_THREAD = 0, 8, 64, 72, STRIDE
 SPIN_WAIT = 256  # pauses before a waiting thread offers its core to others (about 15 us on x86)
 PATIENCE = 200_000  # nanoseconds of waiting after which it sleeps instead
 NAP = 50  # microseconds
 SPIN_IDLE = 2000  # pauses before an idle worker goes to sleep
-MONOTONIC = getattr(time, "CLOCK_MONOTONIC", 1)
 UNIT_MASK = (1 << 32) - 1
 
 
-def _call(function: int, *args: int) -> None:
-    """Call a C function `void f(int64 ...)` by its address."""
-    ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(args))(function)(*args)
-
-
-call_kernel: Op = op("void(i64, i64, i64, i64, i64)", lambda e, f, *args: e.call_address(f, *args))(_call)
-call_plain: Op = op("void(i64)", lambda e, f: e.call_address(f))(_call)
+@inline
+def spread(state: int, member: int, scratch: int) -> None:
+    """Leave a core that a member before this one is on."""
+    follow_core(state + SYSTEM, state + THREADS + CORE, load_i64(state + MEMBERS), member, scratch)
 
 
 @inline
-def nanoseconds(state: int, scratch: int) -> int:
-    """A clock that only goes forward; `scratch`: 16 bytes of the caller's own."""
-    call_kernel(load_i64(state + CLOCK), MONOTONIC, scratch, 0, 0)
-    return load_i64(scratch) * 1_000_000_000 + load_i64(scratch + 8)
-
-
-@inline
-def wait_done(state: int, first: int, last: int, generation: int, scratch: int) -> int:
+def wait_done(state: int, first: int, last: int, generation: int, scratch: int, member: int) -> int:
     """Wait until the ops of rows first..last are done. 0 if the run turns out to be over."""
     spins = 0
     since = 0
@@ -88,7 +85,8 @@ def wait_done(state: int, first: int, last: int, generation: int, scratch: int) 
             pause()
             spins += 1
             if spins > SPIN_WAIT:
-                now = nanoseconds(state, scratch)
+                spread(state, member, scratch)
+                now = nanoseconds(state + SYSTEM, scratch)
                 if since == 0:
                     since = now
                 if now - since < PATIENCE:
@@ -100,16 +98,17 @@ def wait_done(state: int, first: int, last: int, generation: int, scratch: int) 
 
 
 @inline
-def run_ops(state: int, generation: int, scratch: int, lead: int) -> None:
-    """One thread's share of the tape; `lead` 1: also wait for the end."""
+def run_ops(state: int, generation: int, scratch: int, member: int) -> None:
+    """One thread's share of the tape; member 0 also waits for the end."""
     row = load_i64(state + ROWS)
     last = row + 8 * ROW * load_i64(state + N_OPS)
     group = row
     while row < last:
         if load_i64(row + 8 * BARRIER) != 0:
-            if wait_done(state, group, row, generation, scratch) == 0:
+            if wait_done(state, group, row, generation, scratch, member) == 0:
                 return
             group = row
+        spread(state, member, scratch)
         counter = atomic_load(row + 8 * COUNTER)
         while True:
             # The counter is read before the row's other fields: a claim succeeds only if they belonged to it.
@@ -137,20 +136,21 @@ def run_ops(state: int, generation: int, scratch: int, lead: int) -> None:
                 found = atomic_load(row + 8 * COUNTER)
             counter = found
         row += 8 * ROW
-    if lead != 0:
-        wait_done(state, group, last, generation, scratch)
+    if member == 0:
+        wait_done(state, group, last, generation, scratch, member)
 
 
 @kernel
 def team_publish(args: int, begin: int, end: int, scratch: int) -> None:
     """Let the workers see a new tape. args: state; begin: its generation."""
+    forget_cores(args + THREADS + CORE, load_i64(args + MEMBERS))
     atomic_add(args + GENERATION, begin - atomic_load(args + GENERATION))
 
 
 @kernel
 def team_lead(args: int, begin: int, end: int, scratch: int) -> None:
     """Member 0's part of one tape. args: state; begin: its generation."""
-    run_ops(args, begin, load_i64(args + THREADS + SCRATCH), 1)
+    run_ops(args, begin, load_i64(args + THREADS + SCRATCH), 0)
 
 
 @kernel
@@ -164,7 +164,7 @@ def team_work(args: int, begin: int, end: int, scratch: int) -> None:
         if generation != seen:
             seen = generation
             store_i64(own + SEEN, seen)
-            run_ops(args, seen, load_i64(own + SCRATCH), 0)
+            run_ops(args, seen, load_i64(own + SCRATCH), begin)
             spins = 0
         pause()
         spins += 1
@@ -222,8 +222,10 @@ class Team:
             self._publish = library.function(team_publish, keep_gil=True)
             self._lead, self._work = library.function(team_lead), library.function(team_work)
             libc, self._state[MEMBERS // 8] = ctypes.CDLL(None), n_threads
-            for field, function in ((YIELD, libc.sched_yield), (SLEEP, libc.usleep), (CLOCK, libc.clock_gettime)):
+            for field, function in ((YIELD, libc.sched_yield), (SLEEP, libc.usleep)):
                 self._state[field // 8] = ctypes.cast(function, ctypes.c_void_p).value or 0
+            for i, address in enumerate(addresses_of_calls()):
+                self._state[SYSTEM // 8 + i] = address
             self._start()  # now, so that a system without threads says so before anything is computed
 
     def run(self, tape: Tape, batch: Batch) -> None:
@@ -247,7 +249,7 @@ class Team:
     def _load(self, tape: Tape, batch: Batch) -> None:
         self._generation += 1
         tape.load(batch, self._generation)
-        self._reserve(tape.scratch)
+        self._reserve(max(tape.scratch, SCRATCH_BYTES))
 
     def _run(self, tape: Tape, first: int, last: int) -> None:
         if jit_disabled():
