@@ -46,14 +46,15 @@ def create_app(
     load: Callable[[ModelRecord, int], tuple[Any, int]],
     budget: int,
     preload: Sequence[ModelRecord] = (),
+    tidy: Callable[[], None] = lambda: None,
 ) -> Starlette:
     """The application. `load` makes an `LLM` of a record within so many bytes and says how many it keeps; `budget`:
     bytes for all models. The models of `preload` are loaded before the first request is taken; what kept one
-    from it lies in the state's `failure`."""
+    from it lies in the state's `failure`. `tidy` runs after each load and unload."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        manager = ModelManager(settings, load, budget)
+        manager = ModelManager(settings, load, budget, tidy=tidy)
         metrics = Metrics(manager)
         bridge = Bridge(asyncio.get_running_loop())
         app.state.server = ServerState(settings, catalog, manager, metrics, bridge)

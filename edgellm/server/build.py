@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from starlette.applications import Starlette
 
 from edgellm.server.app import create_app
+from edgellm.server.heap import settle
 from edgellm.server.hub_catalog import HubCatalog
 from edgellm.server.loading import Loader
 from edgellm.server.settings import ServerSettings
@@ -25,4 +26,4 @@ def build_app(settings: ServerSettings, models: Sequence[str] = ()) -> Starlette
     catalog = HubCatalog()
     first = [catalog.add_file(as_path(model)) if is_path(model) else catalog.find_or_fetch(model) for model in models]
     budget = settings.memory or memory_budget(settings.backend)
-    return create_app(settings, catalog, Loader(settings, budget), budget, preload=first)
+    return create_app(settings, catalog, Loader(settings, budget), budget, preload=first, tidy=settle)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from edgellm.chat.grammar import GrammarCompiler
 from edgellm.chat.tools import ReplyStyle
@@ -21,6 +21,7 @@ from edgellm.server.settings import ServerSettings
 __all__ = ["Clock", "Lease", "LoadedModel", "ModelManager"]
 
 _log = logging.getLogger("edgellm.server")
+T = TypeVar("T")
 
 
 class LoadTimeout(EdgeLLMError):
@@ -56,6 +57,16 @@ class LoadedModel:
     deadline: float = math.inf
     """When it is let go, once nobody uses it."""
 
+    def close(self) -> None:
+        """Let go of everything. The model can't be used after this."""
+        llm, self.llm = self.llm, None
+        self.__dict__.pop("grammars", None)
+        self.__dict__.pop("replies", None)
+        try:
+            llm.close()
+        except EdgeLLMError as error:
+            _log.error("closing model=%s failed: %s", self.record.name, error)
+
     @cached_property
     def grammars(self) -> GrammarCompiler:
         """Compiles constraints for its vocabulary."""
@@ -89,7 +100,8 @@ class Lease:
 
 
 class ModelManager:
-    """Loads, lends and unloads models. `load` makes an `LLM` within so many bytes and says how many it keeps.
+    """Loads, lends and unloads models. `load` makes an `LLM` within so many bytes and says how many it keeps; `tidy`
+    runs when one was loaded or let go.
 
     All methods run in the event loop; loading and closing run in one worker thread, one model at a time, so that two
     loads never count the same free memory.
@@ -101,11 +113,12 @@ class ModelManager:
         load: Callable[[ModelRecord, int], tuple[Any, int]],
         budget: int,
         clock: Clock = time,
+        tidy: Callable[[], None] = lambda: None,
     ):
         self.settings = settings
         self.budget = budget
         self.clock = clock
-        self._load = load
+        self._load, self._tidy = load, tidy
         self._models: dict[str, LoadedModel] = {}
         self._loading: dict[str, asyncio.Task[LoadedModel]] = {}
         self._waiting = 0
@@ -181,7 +194,7 @@ class ModelManager:
         while True:
             room = self.budget - sum(model.reserved for model in self._models.values())
             try:
-                llm, reserved = await asyncio.get_running_loop().run_in_executor(self._worker, self._load, record, room)
+                llm, reserved = await self._in_worker(self._load, record, room)
                 break
             except MemoryBudgetError:
                 if not self._models:
@@ -193,6 +206,16 @@ class ModelManager:
         self._models[record.name] = model
         _log.info("loaded model=%s seconds=%.2f", record.name, model.load_s)
         return model
+
+    async def _in_worker(self, work: Callable[..., T], *args: Any) -> T:
+        """Load or close a model, then tidy up."""
+
+        def both() -> T:
+            result = work(*args)
+            self._tidy()
+            return result
+
+        return await asyncio.get_running_loop().run_in_executor(self._worker, both)
 
     async def _make_room(self) -> None:
         """Unloads the idle model that was used longest ago, or waits until one is idle."""
@@ -251,10 +274,7 @@ class ModelManager:
         if self._models.get(model.record.name) is model:
             del self._models[model.record.name]
             _log.info("unloading model=%s", model.record.name)
-            try:
-                await asyncio.get_running_loop().run_in_executor(self._worker, model.llm.close)
-            except EdgeLLMError as error:
-                _log.error("closing model=%s failed: %s", model.record.name, error)
+            await self._in_worker(model.close)
         self._changed.set()
 
     async def close(self) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 
 from edgellm.errors import EdgeLLMError, MemoryBudgetError, QueueFullError
 from edgellm.server.catalog import ModelRecord
+from edgellm.server.heap import settle
 from edgellm.server.manager import ModelManager
 from edgellm.server.settings import ServerSettings
 
@@ -75,7 +78,7 @@ def run(work: Callable[[ModelManager, FakeClock, Loader], Awaitable[T]], loader:
     return asyncio.run(main())
 
 
-async def settle() -> None:
+async def quiet() -> None:
     for _ in range(20):
         await asyncio.sleep(0.002)
 
@@ -98,16 +101,16 @@ def test_b20_the_clock_starts_when_the_last_request_ends() -> None:
         first.release()
         clock.now += 3
         manager.sweep()
-        await settle()
+        await quiet()
         assert not load.made[0].closed, "a model in use was unloaded"
         second.release()
         clock.now += 0.9
         manager.sweep()
-        await settle()
+        await quiet()
         assert manager.expires_at(manager.loaded()[0]) == pytest.approx(clock.time() + 0.1)
         clock.now += 0.2
         manager.sweep()
-        await settle()
+        await quiet()
         assert load.made[0].closed and not manager.loaded()
 
     run(work)
@@ -126,13 +129,13 @@ def test_b20_without_the_field_the_default_comes_back() -> None:
 def test_keep_alive_zero_unloads_after_the_answer_and_unload_waits_for_it() -> None:
     async def work(manager: ModelManager, clock: FakeClock, load: Loader) -> None:
         (await manager.acquire(record("a"), 0.0)).release()
-        await settle()
+        await quiet()
         assert load.made[0].closed
         lease = await manager.acquire(record("b"))
         assert await manager.unload("b")
         assert not load.made[1].closed
         lease.release()
-        await settle()
+        await quiet()
         assert load.made[1].closed
         assert not await manager.unload("b")
 
@@ -144,7 +147,7 @@ def test_a_name_that_means_other_weights_is_loaded_again_once_its_requests_have_
         old, new = record("a"), replace(record("a"), path=Path("b"))
         lease = await manager.acquire(old)
         waiting = [asyncio.create_task(manager.acquire(new)) for _ in range(2)]
-        await settle()
+        await quiet()
         assert not any(task.done() for task in waiting) and not load.made[0].closed
         lease.release()
         leases = await asyncio.gather(*waiting)
@@ -194,7 +197,7 @@ def test_a_load_waits_until_a_busy_model_can_make_room() -> None:
     async def work(manager: ModelManager, clock: FakeClock, load: Loader) -> None:
         lease = await manager.acquire(record("a"))
         waiting = asyncio.create_task(manager.acquire(record("b")))
-        await settle()
+        await quiet()
         assert not waiting.done()
         lease.release()
         assert (await waiting).loaded.record.name == "b"
@@ -247,3 +250,32 @@ def test_a_failed_load_is_told_to_all_and_tried_again() -> None:
         assert (await manager.acquire(record("a"))).loaded.record.name == "a"
 
     run(work, load)  # type: ignore[arg-type]
+
+
+def test_a_model_that_was_let_go_is_gone_without_waiting_for_a_collection() -> None:
+    """An engine is a ring of references, and `settle` has put it among the objects that are not looked at again."""
+    gone: list[weakref.ref[StandIn]] = []
+
+    class Ring(Loader):
+        def __call__(self, record: ModelRecord, room: int) -> tuple[StandIn, int]:
+            made, size = super().__call__(record, room)
+            self.made.clear()
+            made.itself = made  # type: ignore[attr-defined]
+            gone.append(weakref.ref(made))
+            return made, size
+
+    async def main() -> None:
+        manager = ModelManager(ServerSettings(), Ring(), 100, tidy=settle)
+        (await manager.acquire(record("a"))).release()
+        await manager.unload("a")
+        await quiet()
+        assert gc.get_freeze_count() > 0
+        assert gone[0]() is None
+        await manager.close()
+
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.unfreeze()
+        gc.enable()
