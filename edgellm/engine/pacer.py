@@ -15,6 +15,7 @@ from math import inf
 from statistics import median
 
 from edgellm.engine.request import Request
+from edgellm.engine.step_times import Recent
 
 __all__ = ["GRACE", "SIZES", "Budget", "Pacer"]
 
@@ -90,7 +91,8 @@ class Pacer:
         self._most = min(FIRST, max_tokens)
         self._decode_s: deque[float] = deque(maxlen=256)
         """Seconds of decoding alone: what answers are used to. Of steps beside prompts only those of REMEMBER_EVERY."""
-        self._recent: deque[float] = deque(maxlen=3)
+        self._now = Recent(3)
+        """Seconds of decoding alone, lately."""
         self._sits_out = False
         self.spent = 0.0
         """Seconds that the next step has taken already, for something else."""
@@ -114,7 +116,7 @@ class Pacer:
             return Budget(0)
         if not self._decode_s:
             return Budget(self._most)
-        now = self._decode_now()
+        now = self._now.expected
         left = STRETCH * median(self._decode_s) - now - self.spent
         if self.spent > SHORT * now:
             self._sits_out = True
@@ -124,13 +126,13 @@ class Pacer:
     def observe(self, seconds: float, num_prefill: int, depth: int, num_settled: int) -> None:
         """One step's time and what it carried. `depth`: tokens before its prompt tokens, the mean over them."""
         if not num_prefill:
-            self._recent.append(seconds)
+            self._now.add(seconds)
             if not self._sits_out:
                 self._decode_s.append(seconds)
         elif num_settled and self._decode_s:
             if num_prefill >= self._most and seconds <= STRETCH * median(self._decode_s):
                 self._most = min(2 * self._most, self.max_tokens)
-            beyond = seconds - self._decode_now()
+            beyond = seconds - self._now.expected
             if beyond > 0:
                 self._learn(depth + num_prefill / 2, beyond / _weight(num_prefill))
             else:  # decoding was disturbed when it was measured
@@ -153,7 +155,3 @@ class Pacer:
         costs.append((depth, seconds))
         self._typical[span] = median(depth for depth, _ in costs), median(seconds for _, seconds in costs)
         self._line = [typical for _, typical in sorted(self._typical.items())]
-
-    def _decode_now(self) -> float:
-        """Seconds of decoding alone, lately. What disturbs a step makes it slower, so a quick one counts at once."""
-        return min(median(self._recent), self._recent[-1])

@@ -16,6 +16,7 @@ from edgellm.engine.model_runner import Rows, Runner, RunnerPass
 from edgellm.engine.pacer import REMEMBER_EVERY, Budget
 from edgellm.engine.request import Request, Task
 from edgellm.engine.scheduler import Schedule
+from edgellm.engine.step_times import Recent
 from edgellm.memory import PASS_TOKENS
 
 __all__ = ["LONG", "STRETCH", "Slices", "take_prompts"]
@@ -56,7 +57,8 @@ class Slices:
         self._tokens = min(FEWEST, self._most)
         self._usual: deque[float] = deque(maxlen=256)
         """Seconds of steps that only decode: what answers are used to. Of steps with slices one in REMEMBER_EVERY."""
-        self._recent: deque[float] = deque(maxlen=9)
+        self._now = Recent(9)
+        """Seconds of decoding, lately."""
         self._steps = 0
         self._pass: RunnerPass | None = None
         self._spent = self._granted = 0.0
@@ -77,7 +79,7 @@ class Slices:
 
     def observe(self, seconds: float, alone: bool) -> None:
         """A step's decoding took that long; `alone`: no prompt waits for the rest of the step."""
-        self._recent.append(seconds)
+        self._now.add(seconds)
         self._steps += 1
         if alone or not self._usual or self._steps % REMEMBER_EVERY == 0:
             self._usual.append(seconds)
@@ -117,8 +119,8 @@ class Slices:
 
     def _allowance(self) -> float:
         """Seconds that a step with a slice may take."""
-        usual, now = median(self._usual), min(median(self._recent), self._recent[-1])
-        return max(STRETCH * usual, now + LEAST * usual)
+        usual = median(self._usual)
+        return max(STRETCH * usual, self._now.expected + LEAST * usual)
 
     def _adapt(self) -> None:
         """Choose the tokens of the next pass by what this one took."""
