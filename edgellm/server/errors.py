@@ -32,6 +32,13 @@ _ANTHROPIC_TYPES = {
     413: "request_too_large",
     503: "overloaded_error",
 }
+_TOO_LONG = {
+    "anthropic": "prompt is too long: {prompt} tokens > {most} maximum (the context holds {ctx}; one must stay free "
+    "for the answer)",
+    "openai": "This model's maximum context length is {ctx} tokens. However, your prompt has {prompt} tokens (one must "
+    "stay free for the answer); shorten it or raise the context length",
+}
+"""As the vendors begin it: clients that shorten a conversation and try again know the case by these words."""
 _PLAIN = {404: "404 page not found", 405: "405 method not allowed"}
 
 
@@ -75,8 +82,11 @@ def status_of(error: BaseException) -> int:
     return error.http_status if isinstance(error, EdgeLLMError) else 500
 
 
-def text_of(error: BaseException) -> str:
-    """What a client may read: our own messages as they are, anything else only as a number to look up in the log."""
+def text_of(error: BaseException, kind: str = "text") -> str:
+    """What a client may read in dialect `kind`: our own messages as they are, anything else only as a number to look up
+    in the log."""
+    if isinstance(error, ContextLengthError) and kind in _TOO_LONG:
+        return _TOO_LONG[kind].format(prompt=error.n_prompt, ctx=error.n_ctx, most=error.n_ctx - 1)
     if isinstance(error, QueueFullError):
         return "server busy, please try again.  maximum pending requests exceeded"
     if isinstance(error, EdgeLLMError):
@@ -95,7 +105,8 @@ def code_of(error: BaseException) -> str | None:
 
 async def on_error(request: Request, error: Exception) -> Response:
     """Handler for every exception that a route let out before its answer began."""
-    return error_response(request.url.path, status_of(error), text_of(error), code_of(error))
+    path = request.url.path
+    return error_response(path, status_of(error), text_of(error, dialect(path)), code_of(error))
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:

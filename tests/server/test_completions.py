@@ -91,7 +91,7 @@ def test_echo_without_an_answer(server: Live) -> None:
         ([[97], [-1]], {}, "token ids"),
         ("a", {"echo": True, "logprobs": 1}, "echo"),
         ([97], {"suffix": "b"}, "suffix"),
-        (["a", "b" * 1100], {}, "1118 tokens but the context holds 1024"),
+        (["a", "b" * 1100], {}, "maximum context length is 1024 tokens. However, your prompt has 1118 tokens"),
         (5, {}, "prompt"),
     ],
 )
