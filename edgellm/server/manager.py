@@ -80,7 +80,8 @@ class LoadedModel:
 
 @dataclass(eq=False)
 class Lease:
-    """The right to use a loaded model. `load_s` is the time this user waited for the load."""
+    """The right to use a loaded model. `load_s` is the time this user waited for it: a moment where it was
+    loaded already, never nothing, since clients of Ollama count on a `load_duration` in every reply."""
 
     manager: ModelManager
     loaded: LoadedModel
@@ -150,13 +151,12 @@ class ModelManager:
         """
         started = self.clock.monotonic()
         model = self._models.get(record.name)
-        fresh = model is None or not _same_weights(model.record, record)
-        if model is None or fresh:
+        if model is None or not _same_weights(model.record, record):
             model = await self._wait_for(record)
         model.record = record  # its system text or its parameters may be new
         model.users += 1
         model.keep_alive = self.settings.keep_alive if keep_alive is None else keep_alive
-        return Lease(self, model, self.clock.monotonic() - started if fresh else 0.0)
+        return Lease(self, model, self.clock.monotonic() - started)
 
     async def _wait_for(self, record: ModelRecord) -> LoadedModel:
         if self._waiting >= self.settings.max_queue:
