@@ -84,7 +84,9 @@ class ChatFrames(_Frames):
         frames = []
         if delta.index not in self._begun:
             self._begun.add(delta.index)
-            frames.append(self._chunk(delta.index, {"role": "assistant", "content": ""}))
+            # Null, as OpenAI has it, where a call comes first: of an empty text clients make a part of its own.
+            only_calls = bool(delta.tool_calls) and not (delta.content or delta.thinking)
+            frames.append(self._chunk(delta.index, {"role": "assistant", "content": None if only_calls else ""}))
         pieces: list[dict[str, Any]] = []
         if delta.thinking:
             pieces.append({"reasoning": delta.thinking})

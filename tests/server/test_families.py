@@ -188,6 +188,8 @@ def test_b17_b18_openai(server: Live, name: str) -> None:
     assert whole["finish_reason"] == ("tool_calls" if calls else "stop")
     events = server.client.post("/v1/chat/completions", json=body(name, stream=True)).text.split("\n\n")[:-2]
     choices = [json.loads(event[6:])["choices"][0] for event in events]
+    only_calls = bool(calls) and not (family.content or family.thinking)
+    assert choices[0]["delta"]["content"] == (None if only_calls else "")
     streamed = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
     assert [(call["index"], call["function"]) for call in streamed] == [
         (index, call["function"]) for index, call in enumerate(calls)
