@@ -94,6 +94,7 @@ class Answer:
             cached_tokens=self.request.num_cached_tokens,
             logprobs=list(self.output.logprobs) if self.params.logprobs is not None else None,
             timings=self.timings(),
+            stop=self.output.stop,
         )
 
     def timings(self) -> dict[str, Any]:

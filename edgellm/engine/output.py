@@ -59,6 +59,8 @@ class Completion:
     """Seconds: queue_s, ttft_s, prefill_s, decode_s, tpot_s, total_s; preemptions; miss_reason; speculation; seed."""
     tool_calls: list[Any] = field(default_factory=list)
     reasoning: str = ""
+    stop: str | None = None
+    """The stop string that ended the answer."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class TextOutput:
         self._starts: list[int] = []  # where each token's text begins
         self._sent_chars = self._sent_tokens = 0
         self.stopped = False
+        self.stop: str | None = None
+        """The stop string that was found."""
 
     def push(self, token_id: int, logprobs: TokenLogprobs | None) -> bool:
         """Add a token; True when a stop string is complete (the text then ends before it)."""
@@ -120,10 +124,11 @@ class TextOutput:
         longest = max((len(s) for s in self._stop), default=0)
         begin = max(0, len(self.text) - longest + 1)
         self.text += piece
-        found = [at for s in self._stop if (at := self.text.find(s, begin)) >= 0]
+        found = [(at, s) for s in self._stop if (at := self.text.find(s, begin)) >= 0]
         if not found:
             return False
-        self._cut(min(found))
+        end, self.stop = min(found)
+        self._cut(end)
         return True
 
     def _cut(self, end: int) -> None:

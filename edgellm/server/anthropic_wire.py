@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from edgellm.errors import RequestError
-from edgellm.server.body import Wire
+from edgellm.server.body import Whole, Wire
+from edgellm.server.durations import utc_stamp
 from edgellm.server.errors import error_body
 from edgellm.server.frames import SSE, dumps, sse
 from edgellm.server.job import Delta, Finish, Job, OutputFormat, ToolCall, merged, new_id
 from edgellm.server.messages import join_text, no_images
 from edgellm.server.openai_wire import effort_to_think, open_sampling, stop_texts, tool_choice
 
-__all__ = ["CountBody", "MessageFrames", "MessagesBody", "messages_job"]
+__all__ = ["CountBody", "MessageFrames", "MessagesBody", "messages_job", "model_info", "model_list"]
 
 _log = logging.getLogger("edgellm.server")
 
@@ -51,14 +53,14 @@ class MessagesBody(Wire):
     """POST /v1/messages."""
 
     model: str
-    max_tokens: int
+    max_tokens: Whole
     messages: list[InputMessage]
     system: str | list[dict[str, Any]] | None = None
     stream: bool | None = None
     stop_sequences: list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     tools: list[AnthropicTool] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: Thinking | None = None
@@ -68,7 +70,7 @@ class MessagesBody(Wire):
 class CountBody(MessagesBody):
     """POST /v1/messages/count_tokens: a request without a limit, since nothing is answered."""
 
-    max_tokens: int = 1
+    max_tokens: Whole = 1
 
 
 def messages_job(body: MessagesBody) -> Job:
@@ -215,8 +217,10 @@ class MessageFrames:
 
     media_type = SSE
 
-    def __init__(self, model: str):
+    def __init__(self, model: str, stops: Sequence[str] = ()):
         self.model = model
+        self.stops = stops
+        """The request's own stop strings: only these are told apart from the end of a turn."""
         self.id = new_id("msg_")
         self._block = -1
         self._kind = ""
@@ -238,7 +242,7 @@ class MessageFrames:
             frames += self._call(call)
         if delta.finish is not None:
             frames += self._end_block()
-            stop = {"stop_reason": stop_reason(delta.finish, self._called), "stop_sequence": None}
+            stop = self._stop(delta.finish, self._called)
             frames.append(_event("message_delta", delta=stop, usage=message_usage(delta.finish)))
         return frames
 
@@ -262,9 +266,15 @@ class MessageFrames:
         content += [tool_use(call, call.arguments) for call in answer.tool_calls]
         return {
             **self._head(content),
-            "stop_reason": stop_reason(answer.finish, bool(answer.tool_calls)),
+            **self._stop(answer.finish, bool(answer.tool_calls)),
             "usage": message_usage(answer.finish),
         }
+
+    def _stop(self, finish: Finish, called: bool) -> dict[str, Any]:
+        """How the answer ended."""
+        if finish.stop in self.stops:
+            return {"stop_reason": "stop_sequence", "stop_sequence": finish.stop}
+        return {"stop_reason": stop_reason(finish, called), "stop_sequence": None}
 
     def _head(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         head = {"id": self.id, "type": "message", "role": "assistant", "model": self.model}
@@ -323,6 +333,17 @@ def message_usage(finish: Finish) -> dict[str, Any]:
     if finish.miss_reason:
         usage["cache_miss"] = finish.miss_reason
     return usage
+
+
+def model_info(name: str, modified: float) -> dict[str, Any]:
+    """A model as Anthropic lists it."""
+    return {"type": "model", "id": name, "display_name": name, "created_at": utc_stamp(modified)}
+
+
+def model_list(models: list[dict[str, Any]]) -> dict[str, Any]:
+    """The only page of the list."""
+    first, last = (models[0]["id"], models[-1]["id"]) if models else (None, None)
+    return {"data": models, "has_more": False, "first_id": first, "last_id": last}
 
 
 def _event(name: str, **fields: Any) -> bytes:

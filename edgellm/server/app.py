@@ -114,6 +114,7 @@ def _endpoints() -> list[Endpoint]:
         Endpoint("POST", "/v1/completions", openai.completions, openai_wire.CompletionBody),
         Endpoint("POST", "/v1/embeddings", openai.embeddings, openai.EmbeddingsBody),
         Endpoint("POST", "/v1/responses", openai.responses, responses_wire.ResponsesBody),
+        Endpoint("POST", "/v1/responses/input_tokens", openai.input_tokens, responses_wire.ResponsesBody),
         Endpoint("POST", "/v1/messages", openai.messages, anthropic_wire.MessagesBody),
         Endpoint("POST", "/v1/messages/count_tokens", openai.count_tokens, anthropic_wire.CountBody),
     ]

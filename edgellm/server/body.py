@@ -6,14 +6,14 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from typing import Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from edgellm.errors import CancelledError, RequestError
 
-__all__ = ["BodyTooLarge", "SlowBody", "UnsupportedEncoding", "Wire", "body_parts", "parse", "read_json"]
+__all__ = ["BodyTooLarge", "SlowBody", "UnsupportedEncoding", "Whole", "Wire", "body_parts", "parse", "read_json"]
 
 _FORM = re.compile(r"str|int|float|bool|(list|dict)\[.*\]")
 """What pydantic calls the forms of a union in an error's place."""
@@ -38,6 +38,14 @@ class UnsupportedEncoding(RequestError):
     """A compressed body."""
 
     http_status = 415
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+"""An integer, which JSON may also write as 8.0: to JSON Schema, in which the vendors describe their APIs, it is one."""
 
 
 class Wire(BaseModel):

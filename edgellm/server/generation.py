@@ -166,6 +166,7 @@ class Generation:
             total_s=now - self._started,
             ids=(*answer.prepared.ids, *ids),
             truncated=answer.prepared.truncated,
+            stop=completion.stop,
         )
         self._metrics.finished(self._lease.loaded.record.name, finish, first - self._started)
         return finish

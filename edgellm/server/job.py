@@ -94,6 +94,8 @@ class Finish:
     """Prompt and answer: what /api/generate hands back as `context`."""
     truncated: tuple[int, int] | None = None
     """Messages and tokens dropped from the front of the chat."""
+    stop: str | None = None
+    """The stop string that ended the answer: the request's or the model's own."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edgellm.errors import RequestError
-from edgellm.server.anthropic_wire import CountBody, MessageFrames, MessagesBody, messages_job
-from edgellm.server.body import Wire, parse, read_json
+from edgellm.server.anthropic_wire import (
+    CountBody,
+    MessageFrames,
+    MessagesBody,
+    messages_job,
+    model_info,
+    model_list,
+)
+from edgellm.server.body import Whole, Wire, parse, read_json
 from edgellm.server.catalog import ModelRecord
 from edgellm.server.openai_frames import ChatFrames, CompletionFrames
 from edgellm.server.openai_wire import ChatBody, CompletionBody, chat_job, completion_jobs
@@ -31,7 +38,7 @@ class EmbeddingsBody(Wire):
     model: str = ""
     input: str | list[Any] | None = None
     encoding_format: str | None = None
-    dimensions: int | None = None
+    dimensions: Whole | None = None
 
 
 async def chat_completions(request: Request) -> Response:
@@ -60,10 +67,19 @@ async def responses(request: Request) -> Response:
     return await answer(request, [job], frames, stream=bool(body.stream))
 
 
+async def input_tokens(request: Request) -> Response:
+    """POST /v1/responses/input_tokens."""
+    body = parse(ResponsesBody, await read_json(request))
+    _need_model(body.model)
+    count = await count_prompt(request, responses_job(body))
+    return JSONReply({"object": "response.input_tokens", "input_tokens": count})
+
+
 async def messages(request: Request) -> Response:
     """POST /v1/messages."""
     body = parse(MessagesBody, await read_json(request))
-    return await answer(request, [messages_job(body)], MessageFrames(body.model), stream=bool(body.stream))
+    frames = MessageFrames(body.model, stops=body.stop_sequences or ())
+    return await answer(request, [messages_job(body)], frames, stream=bool(body.stream))
 
 
 async def count_tokens(request: Request) -> Response:
@@ -114,15 +130,20 @@ def _encoded(vector: Any, encoding: str) -> Any:
 
 
 async def models(request: Request) -> Response:
-    """GET /v1/models."""
+    """GET /v1/models, in Anthropic's shape for its clients, which say so in a header."""
     records = await asyncio.to_thread(request.app.state.server.catalog.list)
+    if "anthropic-version" in request.headers:
+        return JSONReply(model_list([model_info(record.name, record.modified_at) for record in records]))
     return JSONReply({"object": "list", "data": [_model(record.name, record) for record in records]})
 
 
 async def model(request: Request) -> Response:
     """GET /v1/models/NAME, where NAME may hold slashes."""
     name = request.path_params["name"]
-    return JSONReply(_model(name, await find_model(request.app.state.server, name)))
+    record = await find_model(request.app.state.server, name)
+    if "anthropic-version" in request.headers:
+        return JSONReply(model_info(name, record.modified_at))
+    return JSONReply(_model(name, record))
 
 
 def _model(name: str, record: ModelRecord) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgellm.errors import RequestError
-from edgellm.server.body import Wire
+from edgellm.server.body import Whole, Wire
 from edgellm.server.job import Finish, Job, OutputFormat
 from edgellm.server.messages import ChatMessage, Tool, to_tools, to_turns
 
@@ -47,13 +47,13 @@ class SamplingBody(Wire):
     model: str = ""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = None
-    max_tokens: int | None = None
-    seed: int | None = None
+    n: Whole | None = None
+    max_tokens: Whole | None = None
+    seed: Whole | None = None
     stop: str | list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
@@ -69,14 +69,14 @@ class ChatBody(SamplingBody):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Whole | None = None
     response_format: dict[str, Any] | None = None
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     reasoning_effort: str | None = None
     reasoning: Reasoning | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Whole | None = None
 
 
 class CompletionBody(SamplingBody):
@@ -85,7 +85,7 @@ class CompletionBody(SamplingBody):
     prompt: str | list[str] | list[int] | list[list[int]]
     suffix: str | None = None
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: Whole | None = None
 
 
 def effort_to_think(effort: str | None) -> bool | str | None:

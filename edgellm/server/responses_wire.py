@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from edgellm.errors import RequestError
-from edgellm.server.body import Wire, parse
+from edgellm.server.body import Whole, Wire, parse
 from edgellm.server.job import Job
 from edgellm.server.messages import ChatMessage, Tool, to_tools, to_turns
 from edgellm.server.openai_wire import Reasoning, effort_to_think, open_sampling, response_format, tool_choice
@@ -34,7 +34,7 @@ class ResponsesBody(Wire):
     reasoning: Reasoning | None = None
     temperature: float | None = None
     top_p: float | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Whole | None = None
     stream: bool | None = None
     previous_response_id: str | None = None
     conversation: Any = None
