@@ -22,7 +22,7 @@ from edgellm.engine.draft import DraftModel
 from edgellm.engine.engine import Engine
 from edgellm.engine.lookup import PromptLookup
 from edgellm.engine.model_runner import ModelRunner
-from edgellm.engine.prompt_cache import PromptCache
+from edgellm.engine.prompt_cache import PromptCache, check_path
 from edgellm.engine.speculate import DEPTH, Speculator, split_draft
 from edgellm.engine.swap import SwapFile
 from edgellm.errors import ModelNotFound, RequestError
@@ -121,6 +121,8 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
         raise RequestError(f"draft_max must be 1 or more, not {settings.draft_max}")
     if settings.threads and settings.threads not in range(MAX_THREADS + 1):
         raise RequestError(f"threads must be a whole number from 1 to {MAX_THREADS}, not {settings.threads!r}")
+    if settings.prompt_cache:
+        check_path(settings.prompt_cache)
     with ExitStack() as opened:
         target = ModelFile.open(path_or_name, settings.name)
         opened.callback(target.gguf.close)

@@ -11,19 +11,23 @@ import hashlib
 import json
 import logging
 import os
+import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from edgellm.engine.kv_cache import KVCache
 from edgellm.engine.model_runner import Runner
 from edgellm.engine.request import chain_digest
+from edgellm.errors import RequestError
 
-__all__ = ["PromptCache"]
+__all__ = ["PromptCache", "check_path"]
 
 log = logging.getLogger(__name__)
 
-MAGIC = b"edgellm prompt cache 1\n"
+KIND = b"edgellm prompt cache "
+MAGIC = KIND + b"1\n"
 MAX_HEADER = 64 << 20
 MAX_BYTES = 4 << 30
 """Most bytes written; the most recently used prefixes are kept."""
@@ -32,6 +36,23 @@ PIECE = 1 << 20
 
 class Damaged(Exception):
     """A file that is not a whole prompt cache."""
+
+
+def check_path(path: Path) -> None:
+    """Refuse, before anything is computed, a file that saving would destroy: somebody else's (a text, a model), or one
+    that is no file to write at all (a folder, a pipe). A prompt cache of any version, and an empty file, may go."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise RequestError(f"the prompt cache {path} is not a regular file; give the name of a file")
+        with open(path, "rb") as file:
+            start = file.read(len(KIND))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RequestError(f"the prompt cache {path} cannot be used: {reason}; give another name") from None
+    if start and start != KIND:
+        raise RequestError(f"{path} is not a prompt cache and would be overwritten; give another name, or remove it")
 
 
 class PromptCache:
@@ -70,7 +91,8 @@ class PromptCache:
                 self._write(file, groups)
             os.replace(temporary, self.path)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink()
             log.warning("prompt cache %s was not saved: %s", self.path, error)
 
     def _newest(self, group: int) -> Iterator[tuple[int, bytes, bytes, tuple[int, ...]]]:

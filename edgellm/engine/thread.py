@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -26,13 +27,19 @@ class Stream:
     """One request's events, for one reader. Iterating ends after the event with a finish_reason; an event of reason
     "error" is handed out like any other, `result` raises it. Events that go to `on_event` cannot be had here, too."""
 
-    def __init__(self, on_event: Callable[[TokenEvent], None] | None, cancel: Callable[[Stream], None]):
+    def __init__(
+        self,
+        on_event: Callable[[TokenEvent], None] | None,
+        cancel: Callable[[Stream], None],
+        may_wait: Callable[[], None],
+    ):
         self.request_id: int | None = None
         self.rows: list[Any] = []
         """Row results of requests that want them (logits, hidden states)."""
         self._events: SimpleQueue[TokenEvent] = SimpleQueue()
         self._on_event = on_event
         self._cancel = cancel
+        self._may_wait = may_wait
         self._last: TokenEvent | None = None
         self.cancelled = False
 
@@ -40,6 +47,7 @@ class Stream:
         if self._on_event is not None:
             raise RequestError("this request's events go to its on_event: its stream has none to wait for")
         while self._last is None:
+            self._may_wait()
             event = self._events.get()
             if event.finish_reason is not None:
                 self._last = event
@@ -79,6 +87,7 @@ class EngineThread:
         self._queued = 0
         self._closed = False
         self._failure: BaseException | None = None
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="edgellm-engine", daemon=True)
         self._thread.start()
 
@@ -93,9 +102,10 @@ class EngineThread:
     ) -> Stream:
         """Start a request; thread-safe. Events go to the stream, or to `on_event` (called on the engine thread: it
         must be quick). Raises what is wrong with the prompt, and QueueFullError, before anything runs."""
+        self._check_process()
         limit = min(ctx or self.engine.config.ctx, self.engine.config.ctx)
         self.engine.check_prompt(prompt_ids, limit, task)
-        stream = Stream(on_event, self._cancel)
+        stream = Stream(on_event, self._cancel, self._check_may_wait)
         with self._wake:
             most = self.engine.config.max_waiting
             if self._queued + len(self.engine.scheduler.waiting) >= most:
@@ -107,6 +117,7 @@ class EngineThread:
 
     def call(self, function: Callable[[], T]) -> T:
         """Run a function on the engine thread between two steps and return its result."""
+        self._check_may_wait()
         done: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
 
         def order() -> None:
@@ -122,12 +133,26 @@ class EngineThread:
         return result  # type: ignore[return-value]
 
     def close(self) -> None:
-        """Abort what runs, stop the thread, close the engine. Idempotent."""
+        """Abort what runs, stop the thread, close the engine. Idempotent. A forked child has none of these."""
+        if os.getpid() != self._process:
+            return
         with self._wake:
             self._closed = True
             self._wake.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def _check_process(self) -> None:
+        """A forked child has a copy of all this but no engine thread: it would wait for ever, maybe for a lock that
+        another thread held at the fork."""
+        if os.getpid() != self._process:
+            raise EdgeLLMError("the model was opened before this process was forked; open it again in this process")
+
+    def _check_may_wait(self) -> None:
+        """Whoever waits for the engine thread must not be that thread, as a callback is."""
+        self._check_process()
+        if threading.current_thread() is self._thread:
+            raise RequestError("a callback of the model cannot wait for the same model; ask it from another thread")
 
     def _order(self, order: Callable[[], None]) -> None:
         with self._wake:
@@ -143,6 +168,8 @@ class EngineThread:
             if stream.request_id is not None:
                 self.engine.abort(stream.request_id)
 
+        if os.getpid() != self._process:
+            return
         with self._wake:
             if not self._closed:
                 self._orders.append(order)

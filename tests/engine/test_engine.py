@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edgellm import LLM
 from edgellm.config import EngineConfig, SamplingParams
 from edgellm.engine.engine import Engine
 from edgellm.engine.output import Completion
 from edgellm.engine.pacer import Budget
-from edgellm.engine.prompt_cache import PromptCache
+from edgellm.engine.prompt_cache import PromptCache, check_path
 from edgellm.engine.swap import SwapFile
+from edgellm.errors import RequestError
 from tests.support.scripted import ByteTokenizer, ScriptedRunner, hash_script, model_config
 
 WINDOWS = [(0,), (48, 0), (48,)]
@@ -264,6 +267,26 @@ def test_a_saved_prompt_cache_serves_a_new_process(windows: tuple[int, ...], tmp
     number = small.add(turn)
     small.finish()
     assert same(small.done[number], alone(turn, windows))
+
+
+def test_a_prompt_cache_never_replaces_a_file_that_is_none(tmp_path: Path) -> None:
+    """Somebody's notes, or the model itself, given as --prompt-cache by mistake; a pipe would be waited for."""
+    notes, pipe, long = tmp_path / "notes.txt", tmp_path / "pipe", tmp_path / ("x" * 300)
+    notes.write_text("precious")
+    os.mkfifo(pipe)
+    wanted = {notes: "would be overwritten", pipe: "regular file", tmp_path: "regular file"}
+    for path, message in {**wanted, notes / "below": "cannot be used", long: "cannot be used"}.items():
+        with pytest.raises(RequestError, match=message):
+            LLM("never-looked-for.gguf", prompt_cache=path)
+    driver = Driver()
+    driver.add([1] * 100)
+    driver.finish()
+    saved_cache(notes / "below", driver).save()  # fails with a line in the log, no more
+    saved_cache(tmp_path / "cache", driver).save()
+    (tmp_path / "empty").touch()
+    for name in ("cache", "empty", "new"):
+        check_path(tmp_path / name)
+    assert notes.read_text() == "precious"
 
 
 def test_an_unchanged_prompt_cache_is_not_written_again(tmp_path: Path) -> None:

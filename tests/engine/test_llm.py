@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 
@@ -218,3 +220,37 @@ def test_a_system_without_threads_gets_the_model_back(monkeypatch: pytest.Monkey
     with pytest.raises(BackendUnavailable, match="engine's thread cannot be started"):
         LLM.from_parts(EngineConfig(ctx=64), model_config(), runner, ByteTokenizer())
     assert runner.closed
+
+
+def test_a_callback_cannot_wait_for_its_own_model() -> None:
+    """It runs on the thread that would have to answer: an error instead of waiting for ever."""
+    with scripted_llm("Hello!") as llm:
+
+        def grammar() -> None:
+            with pytest.raises(RequestError, match="another thread"):
+                llm.stats()
+            llm.generate(["x"], GREEDY)
+
+        with pytest.raises(RequestError, match="a callback of the model cannot wait for the same model"):
+            llm.generate(["x"], SamplingParams(grammar=grammar))
+        assert llm.generate(["x"], GREEDY)[0].text == "Hello!"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_is_told_to_open_the_model_again() -> None:
+    """It has no engine thread: it would wait for ever, as pools of `multiprocessing` then do."""
+    with scripted_llm("Hello!") as llm:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            try:
+                for call in (lambda: llm.generate(["x"]), llm.stats, lambda: next(llm.stream("x"))):
+                    with pytest.raises(EdgeLLMError, match="open it again in this process"):
+                        call()
+                llm.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert llm.generate(["x"], GREEDY)[0].text == "Hello!"
