@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -75,6 +78,24 @@ def split_block(text: str) -> tuple[str, str]:
     return "", text
 
 
+@contextmanager
+def _ctrl_c_later() -> Iterator[None]:
+    """Ctrl-C within comes at the end of it: half-way through a drawing it would leave a display that cannot be closed
+    (rich then fails) or a hidden cursor. Off the main thread none comes."""
+    came: list[int] = []
+    try:
+        before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    except ValueError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
+
+
 class MarkdownPrinter:
     """Shows the growing block as raw text, then replaces it by its rendering; what was rendered never changes again."""
 
@@ -93,6 +114,10 @@ class MarkdownPrinter:
 
     def write(self, piece: str) -> None:
         """Take a piece; draws at most every 0.1 s."""
+        with _ctrl_c_later():
+            self._write(piece)
+
+    def _write(self, piece: str) -> None:
         from rich.text import Text
 
         if not self._live.is_started:
@@ -121,11 +146,12 @@ class MarkdownPrinter:
 
     def close(self) -> None:
         """Render what is left and give the cursor back."""
-        if self._live.is_started:
-            self._print(self._block)
-            self._live.stop()
-        self._block = ""
-        self._live = self._new_live()
+        with _ctrl_c_later():
+            if self._live.is_started:
+                self._print(self._block)
+                self._live.stop()
+            self._block = ""
+            self._live = self._new_live()
 
 
 def make_printer(render: bool = True) -> Printer:

@@ -87,9 +87,7 @@ class Repl:
             return self._stream(self._truncate)
         except ContextLengthError as error:
             click.echo(f"edgellm: {error}", err=True)
-            if not click.confirm("Drop the oldest turns so that it fits?", default=True, err=True):
-                return None
-            return self._stream(truncate=True)
+            return self._stream(truncate=True) if _agrees("Drop the oldest turns so that it fits?") else None
 
     def _stream(self, truncate: bool) -> Answer:
         reply = self.session.reply(self.conversation.messages(), self.conversation.sampling, truncate)
@@ -114,3 +112,12 @@ class Repl:
         if self.conversation.stats and answer.ttft_s is not None:
             click.echo(stats_line(answer), err=True)
         sys.stderr.flush()
+
+
+def _agrees(question: str) -> bool:
+    """Ctrl-C and Ctrl-D mean no: they take the message back and do not end the conversation."""
+    try:
+        return click.confirm(question, default=True, err=True)
+    except click.Abort:
+        click.echo("", err=True)
+        return False

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import signal
+from typing import Any
 
 import click
 import pytest
 
 from edgellm.cli.options import Size
-from edgellm.cli.render import split_block, terminal_text
+from edgellm.cli.render import MarkdownPrinter, split_block, terminal_text
 from edgellm.cli.show import size_text
 
 
@@ -65,3 +67,22 @@ def test_what_is_no_size_is_wrong_usage(text: str) -> None:
 
 def test_size_text() -> None:
     assert [size_text(n) for n in (0, 999, 98_362_432, 40_000_000_000)] == ["0 B", "999 B", "98.4 MB", "40.00 GB"]
+
+
+def test_ctrl_c_half_way_through_a_drawing_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else rich's display counts as started but is not, and closing it ends the chat with an IndexError."""
+    from rich.console import Console
+
+    started = Console.set_live
+
+    def interrupted(*args: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return started(*args)
+
+    monkeypatch.setattr(Console, "set_live", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    printer = MarkdownPrinter()
+    with pytest.raises(KeyboardInterrupt):
+        printer.write("Hello")
+    printer.close()
+    assert signal.getsignal(signal.SIGINT) is before

@@ -243,6 +243,21 @@ def test_a_prompt_too_long_asks_before_dropping_turns(terminal: Terminal) -> Non
     terminal.leave()
 
 
+@pytest.mark.parametrize("key", ["\x03", "\x04"])
+def test_no_answer_to_that_question_takes_the_message_back(terminal: Terminal, key: str) -> None:
+    """Ctrl-C and Ctrl-D there end neither the program nor the conversation."""
+    terminal.ask("one")
+    terminal.ask("two")
+    terminal.type("three\r")
+    terminal.child.expect_exact("Drop the oldest turns so that it fits?")
+    terminal.type(key)
+    terminal.ready()
+    terminal.type("/save kept\r")
+    terminal.child.expect_exact("Saved 4 messages")
+    terminal.ready()
+    terminal.leave()
+
+
 def test_history_is_kept_private_and_comes_back(tmp_path: Path) -> None:
     first = Terminal(tmp_path, "pong")
     first.ready()
