@@ -193,10 +193,22 @@ def _block(
         turn.setdefault("tool_calls", []).append(call)
     elif kind == "tool_result":
         results.append(_result(block, where, model, names))
+    elif kind == "document":
+        texts.append(_document(block, where))
     elif kind == "image":
         raise no_images(model)
     else:
         raise RequestError(f"{where}: a content block of type {kind!r} is not supported")
+
+
+def _document(block: dict[str, Any], where: str) -> dict[str, Any]:
+    """A document of plain text as a text block, under its title where it has one."""
+    source = block.get("source")
+    text = source.get("data") if isinstance(source, dict) and source.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise RequestError(f"{where}: of documents only plain text is read (source.type text)")
+    title = block.get("title")
+    return {"type": "text", "text": f"{title}\n{text}" if isinstance(title, str) and title else text}
 
 
 def _result(block: dict[str, Any], where: str, model: str, names: dict[str, str]) -> dict[str, Any]:

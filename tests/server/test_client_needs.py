@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from edgellm.errors import RequestError
+from edgellm.server.openai_wire import allowed_tools
 from tests.server.live import Live, fake_record, live_scripted
 from tests.support.scripted import say
 
@@ -92,3 +94,42 @@ def test_ollama_replies_tell_a_load_duration_also_of_a_model_that_is_loaded(serv
             reply = post(server, path, stream=False, **body).json()
             assert reply["load_duration"] > 0, path
             assert reply["total_duration"] > reply["load_duration"]
+
+
+def test_logprobs_of_a_response_are_there_where_they_are_asked_for(server: Live) -> None:
+    ask = {"input": "Hi", "max_output_tokens": 3, "top_logprobs": 2, "include": ["message.output_text.logprobs"]}
+    entries = post(server, "/v1/responses", **ask).json()["output"][0]["content"][0]["logprobs"]
+    assert [entry["token"] for entry in entries] == list("one")
+    assert all(set(entry) == {"token", "bytes", "logprob", "top_logprobs"} for entry in entries)
+    assert [len(entry["top_logprobs"]) for entry in entries] == [2] * 3
+    lines = post(server, "/v1/responses", **ask, stream=True).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    deltas = [event["logprobs"] for event in events if event["type"] == "response.output_text.delta"]
+    assert [entry for delta in deltas for entry in delta] == entries
+    assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == entries
+    reply = post(server, "/v1/responses", **{**ask, "include": [], "metadata": {"a": "b"}}).json()
+    assert reply["output"][0]["content"][0]["logprobs"] == [] and reply["metadata"] == {"a": "b"}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_allowed_tools_leave_the_others_out(nested: bool) -> None:
+    tools = tuple({"type": "function", "function": {"name": name}} for name in ("a", "b"))
+    listed = [{"type": "function", "function": {"name": "b"}} if nested else {"type": "function", "name": "b"}]
+    inner = {"mode": "required", "tools": listed}
+    choice = {"type": "allowed_tools", **({"allowed_tools": inner} if nested else inner)}
+    assert allowed_tools(choice, tools) == ("required", tools[1:])
+    with pytest.raises(RequestError, match="'b', which is not among the tools"):
+        allowed_tools(choice, tools[:1])
+    with pytest.raises(RequestError, match="list of tools"):
+        allowed_tools({"type": "allowed_tools"}, tools)
+
+
+def test_a_document_of_plain_text_is_read(server: Live) -> None:
+    source = {"type": "text", "media_type": "text/plain", "data": "The sky is green."}
+    block = {"type": "document", "source": source, "title": "Facts"}
+    for content in ([block], [{"type": "text", "text": "Facts\nThe sky is green."}]):
+        counted = post(server, "/v1/messages/count_tokens", messages=[{"role": "user", "content": content}])
+        assert counted.json() == {"input_tokens": len("user: Facts\nThe sky is green.\nassistant: ")}
+    block["source"] = {"type": "base64", "media_type": "application/pdf", "data": "AA=="}
+    reply = post(server, "/v1/messages", messages=[{"role": "user", "content": [block]}], max_tokens=5)
+    assert reply.status_code == 400 and "only plain text" in reply.json()["error"]["message"]
