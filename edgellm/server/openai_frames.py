@@ -10,7 +10,7 @@ from edgellm.server.frames import DONE, SSE, dumps, sse
 from edgellm.server.job import Delta, Finish, ToolCall, merged, new_id
 from edgellm.server.openai_wire import usage
 
-__all__ = ["ChatFrames", "CompletionFrames"]
+__all__ = ["ChatFrames", "CompletionFrames", "token_logprobs"]
 
 FINGERPRINT = "fp_edgellm"
 
@@ -187,14 +187,17 @@ def tool_call(call: ToolCall) -> dict[str, Any]:
 
 def chat_logprobs(entries: tuple[Any, ...]) -> dict[str, Any] | None:
     """Logprobs of a chat choice; None where none were asked for."""
-    if not entries:
-        return None
+    return {"content": token_logprobs(entries), "refusal": None} if entries else None
+
+
+def token_logprobs(entries: tuple[Any, ...]) -> list[dict[str, Any]]:
+    """Each token's logprob and its alternatives, as OpenAI's objects."""
     content = []
     for entry in entries:
         top = [{"token": t.token, "logprob": t.logprob, "bytes": list(t.bytes)} for t in entry.top or ()]
         value = {"token": entry.token, "logprob": entry.logprob, "bytes": list(entry.bytes), "top_logprobs": top}
         content.append(value)
-    return {"content": content, "refusal": None}
+    return content
 
 
 def completion_logprobs(entries: tuple[Any, ...], offset: int) -> dict[str, Any] | None:

@@ -63,7 +63,8 @@ async def responses(request: Request) -> Response:
     body = parse(ResponsesBody, await read_json(request))
     _need_model(body.model)
     job = responses_job(body)
-    frames = ResponseFrames(job, body.instructions, body.tools, body.text.format if body.text else None)
+    text_format = body.text.format if body.text else None
+    frames = ResponseFrames(job, body.instructions, body.tools, text_format, body.metadata)
     return await answer(request, [job], frames, stream=bool(body.stream))
 
 

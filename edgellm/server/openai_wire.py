@@ -11,8 +11,8 @@ from edgellm.server.body import Whole, Wire
 from edgellm.server.job import Finish, Job, OutputFormat
 from edgellm.server.messages import ChatMessage, Tool, to_tools, to_turns
 
-__all__ = ["ChatBody", "CompletionBody", "chat_job", "completion_jobs", "effort_to_think"]
-__all__ += ["open_sampling", "response_format", "stop_texts", "tool_choice", "usage"]
+__all__ = ["ChatBody", "CompletionBody", "allowed_tools", "chat_job", "completion_jobs", "effort_to_think"]
+__all__ += ["open_sampling", "response_format", "stop_texts", "tool_choice", "top_count", "usage"]
 
 MAX_COUNT = 16
 MAX_CHOICES = 128
@@ -158,6 +158,14 @@ def _limit(name: str, value: int) -> int:
     return value
 
 
+def top_count(value: int | None) -> int:
+    """How many alternatives to each token are told beside its logprob."""
+    top = value or 0
+    if not 0 <= top <= 20:
+        raise RequestError(f"top_logprobs must lie between 0 and 20, not {top}")
+    return top
+
+
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:
     bias = {}
     for key, value in given.items():
@@ -174,6 +182,23 @@ def _count(body: SamplingBody) -> int:
     if not 1 <= count <= MAX_COUNT:
         raise RequestError(f"n must lie between 1 and {MAX_COUNT}, not {count}")
     return count
+
+
+def allowed_tools(
+    value: str | dict[str, Any] | None, tools: tuple[dict[str, Any], ...]
+) -> tuple[str | dict[str, Any] | None, tuple[dict[str, Any], ...]]:
+    """The choice and the tools that are left where the choice is of type `allowed_tools`; else as given."""
+    if not isinstance(value, dict) or value.get("type") != "allowed_tools":
+        return value, tools
+    inner = value.get("allowed_tools", value)  # chat completions nest what responses do not
+    listed = inner.get("tools") if isinstance(inner, dict) else None
+    if not isinstance(listed, list) or any(not isinstance(tool, dict) for tool in listed):
+        raise RequestError("tool_choice of type allowed_tools needs a list of tools")
+    names = [(tool.get("function") or tool).get("name") for tool in listed]
+    for name in names:
+        if all(tool["function"]["name"] != name for tool in tools):
+            raise RequestError(f"tool_choice allows {name!r}, which is not among the tools")
+    return inner.get("mode"), tuple(tool for tool in tools if tool["function"]["name"] in names)
 
 
 def tool_choice(value: str | dict[str, Any] | None, tools: tuple[dict[str, Any], ...]) -> str:
@@ -196,13 +221,11 @@ def chat_job(body: ChatBody) -> Job:
     """A chat completion request as a job. Raises RequestError that names what is wrong."""
     if not body.messages:
         raise RequestError("messages: at least one message is needed")
-    tools = to_tools(body.tools)
+    choice, tools = allowed_tools(body.tool_choice, to_tools(body.tools))
     fields = sampling(body)
     if body.max_completion_tokens is not None:
         fields["max_tokens"] = _limit("max_completion_tokens", body.max_completion_tokens)
-    top = body.top_logprobs or 0
-    if not 0 <= top <= 20:
-        raise RequestError(f"top_logprobs must lie between 0 and 20, not {top}")
+    top = top_count(body.top_logprobs)
     if body.logprobs:
         fields["logprobs"] = top
     effort = body.reasoning_effort or (body.reasoning.effort if body.reasoning else None)
@@ -210,7 +233,7 @@ def chat_job(body: ChatBody) -> Job:
         model=body.model,
         messages=tuple(to_turns(body.messages, body.model, strict_null=True)),
         tools=tools,
-        tool_choice=tool_choice(body.tool_choice, tools),
+        tool_choice=tool_choice(choice, tools),
         think=effort_to_think(effort),
         format=response_format(body.response_format),
         sampling=fields,

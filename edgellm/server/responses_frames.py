@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from edgellm.server.errors import error_body
 from edgellm.server.frames import SSE, dumps, sse
 from edgellm.server.job import Delta, Finish, Job, ToolCall, merged, new_id
+from edgellm.server.openai_frames import token_logprobs
 
 __all__ = ["ResponseFrames"]
 
@@ -23,6 +25,7 @@ class ResponseFrames:
         instructions: str | None = None,
         tools: list[dict[str, Any]] | None = None,
         text_format: dict[str, Any] | None = None,
+        metadata: dict[str, Any] | None = None,
     ):
         self.job = job
         self.id = new_id("resp_")
@@ -30,9 +33,13 @@ class ResponseFrames:
         self.instructions = instructions
         self.text_format = text_format or {"type": "text"}
         self.tools = tools or []
+        self.metadata = metadata or {}
         self.output: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._text: list[str] = []
+        self._logprobs: list[dict[str, Any]] = []
+        """Of the open message's tokens; `_n_told`: how many of them were told."""
+        self._n_told = 0
         self._number = -1
 
     def open(self) -> list[bytes]:
@@ -48,6 +55,8 @@ class ResponseFrames:
         frames: list[bytes] = []
         if delta.thinking:
             frames += self._piece("reasoning", delta.thinking)
+        if _is_text(delta):
+            self._logprobs += token_logprobs(delta.logprobs)
         if delta.content:
             frames += self._piece("message", delta.content)
         for call in delta.tool_calls:
@@ -76,7 +85,8 @@ class ResponseFrames:
         if answer.thinking:
             self.output.append(_reasoning(new_id("rs_"), answer.thinking))
         if answer.content or not answer.tool_calls:
-            self.output.append(_message(new_id("msg_"), answer.content, "completed"))
+            entries = merged([delta for delta in deltas if _is_text(delta)]).logprobs
+            self.output.append(_message(new_id("msg_"), answer.content, "completed", token_logprobs(entries)))
         self.output += [_function_call(new_id("fc_"), call, dumps(call.arguments)) for call in answer.tool_calls]
         return self._response(_ending(answer.finish)[0], answer.finish)
 
@@ -92,7 +102,8 @@ class ResponseFrames:
             )
         else:
             where = self._where("content_index")
-            frames.append(self._event("response.output_text.delta", **where, delta=text, logprobs=[]))
+            news, self._n_told = self._logprobs[self._n_told :], len(self._logprobs)
+            frames.append(self._event("response.output_text.delta", **where, delta=text, logprobs=news))
         return frames
 
     def _begin_item(self, kind: str) -> list[bytes]:
@@ -124,10 +135,12 @@ class ResponseFrames:
                 self._event("response.reasoning_summary_part.done", **where, part=part),
             ]
         else:
-            done, where = _message(item["id"], text, "completed"), self._where("content_index")
+            where = self._where("content_index")
+            logprobs, self._logprobs, self._n_told = self._logprobs, [], 0
+            done = _message(item["id"], text, "completed", logprobs)
             part = done["content"][0]
             frames = [
-                self._event("response.output_text.done", **where, text=text, logprobs=[]),
+                self._event("response.output_text.done", **where, text=text, logprobs=logprobs),
                 self._event("response.content_part.done", **where, part=part),
             ]
         self._open = None
@@ -183,7 +196,7 @@ class ResponseFrames:
             "top_p": job.sampling.get("top_p", 1.0),
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
-            "top_logprobs": 0,
+            "top_logprobs": job.sampling.get("logprobs", 0),
             "temperature": job.sampling.get("temperature", 1.0),
             "reasoning": {"effort": job.think if isinstance(job.think, str) else None, "summary": None},
             "usage": _usage(finish) if finish is not None else None,
@@ -192,10 +205,15 @@ class ResponseFrames:
             "store": False,
             "background": False,
             "service_tier": "default",
-            "metadata": {},
+            "metadata": self.metadata,
             "safety_identifier": None,
             "prompt_cache_key": None,
         }
+
+
+def _is_text(delta: Delta) -> bool:
+    """Whether its tokens are of the message: also those that the reply parser still holds back."""
+    return bool(delta.content) or not (delta.thinking or delta.tool_calls)
 
 
 def _ending(finish: Finish) -> tuple[str, str]:
@@ -209,12 +227,12 @@ def _choice(choice: str) -> Any:
     return {"type": "function", "name": choice[1:]} if choice.startswith("=") else choice
 
 
-def _output_text(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _output_text(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
-def _message(item_id: str, text: str, status: str) -> dict[str, Any]:
-    content = [_output_text(text)]
+def _message(item_id: str, text: str, status: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    content = [_output_text(text, logprobs)]
     return {"id": item_id, "type": "message", "status": status, "role": "assistant", "content": content}
 
 

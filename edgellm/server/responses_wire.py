@@ -9,11 +9,21 @@ from edgellm.errors import RequestError
 from edgellm.server.body import Whole, Wire, parse
 from edgellm.server.job import Job
 from edgellm.server.messages import ChatMessage, Tool, to_tools, to_turns
-from edgellm.server.openai_wire import Reasoning, effort_to_think, open_sampling, response_format, tool_choice
+from edgellm.server.openai_wire import (
+    Reasoning,
+    allowed_tools,
+    effort_to_think,
+    open_sampling,
+    response_format,
+    tool_choice,
+    top_count,
+)
 
 __all__ = ["ResponsesBody", "responses_job"]
 
 _log = logging.getLogger("edgellm.server")
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` holds where logprobs are wanted."""
 
 
 class TextOptions(Wire):
@@ -39,6 +49,9 @@ class ResponsesBody(Wire):
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None
+    include: list[str] | None = None
+    top_logprobs: Whole | None = None
+    metadata: dict[str, Any] | None = None
 
 
 def responses_job(body: ResponsesBody) -> Job:
@@ -51,17 +64,20 @@ def responses_job(body: ResponsesBody) -> Job:
     turns = to_turns(_messages(body), body.model)
     if all(turn["role"] == "system" for turn in turns):
         raise RequestError("input: at least one item is needed")
-    tools = to_tools(_tools(body.tools))
+    choice, tools = allowed_tools(body.tool_choice, to_tools(_tools(body.tools)))
     fields = open_sampling(body.temperature, body.top_p)
     if body.max_output_tokens is not None:
         if body.max_output_tokens < 1:
             raise RequestError(f"max_output_tokens must be 1 or more, not {body.max_output_tokens}")
         fields["max_tokens"] = body.max_output_tokens
+    top = top_count(body.top_logprobs)
+    if LOGPROBS in (body.include or ()):
+        fields["logprobs"] = top
     return Job(
         model=body.model,
         messages=tuple(turns),
         tools=tools,
-        tool_choice=tool_choice(body.tool_choice, tools),
+        tool_choice=tool_choice(choice, tools),
         think=effort_to_think(body.reasoning.effort if body.reasoning else None),
         think_if_able=True,
         format=response_format(body.text.format if body.text else None),
