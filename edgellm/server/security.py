@@ -21,12 +21,13 @@ _LOCAL_HOSTS = ("localhost", "127.0.0.1", "0.0.0.0", "[::1]")
 _APP_SCHEMES = ("app", "file", "tauri", "vscode-webview", "vscode-file")
 _METHODS = "GET, POST, PUT, PATCH, DELETE, HEAD, OPTIONS"
 _STAINLESS = (
-    "arch async custom-poll-interval helper-method lang os package-version poll-helper retry-count runtime "
+    "arch async custom-poll-interval helper helper-method lang os package-version poll-helper retry-count runtime "
     "runtime-version timeout"
 )
 _HEADERS = ", ".join(
-    ["Authorization", "Content-Type", "User-Agent", "Accept", "X-Requested-With", "OpenAI-Beta"]
-    + ["x-api-key", "anthropic-version", "anthropic-beta"]
+    ["Authorization", "Content-Type", "User-Agent", "Accept", "X-Requested-With"]
+    + ["OpenAI-Beta", "OpenAI-Organization", "OpenAI-Project"]
+    + ["x-api-key", "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access"]
     + [f"x-stainless-{name}" for name in _STAINLESS.split()]
 )
 _OPEN_PATHS = ("/", "/health", "/ui")

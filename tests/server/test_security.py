@@ -81,7 +81,9 @@ def test_origins_given_by_the_user() -> None:
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "app://x", "https://good.example", "ext://abc"])
 def test_b31_preflight_of_allowed_origins(server: Live, origin: str) -> None:
-    asked = "authorization, content-type, x-stainless-os"
+    # Those that the SDKs send, the last one from every browser.
+    asked = "authorization, content-type, x-stainless-os, x-stainless-helper, openai-organization, openai-project"
+    asked += ", x-api-key, anthropic-version, anthropic-dangerous-direct-browser-access"
     headers = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": asked}
     reply = server.client.options("/api/chat", headers=headers)
     assert reply.status_code == 204 and reply.content == b""
