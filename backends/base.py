@@ -102,7 +102,8 @@ class RouteSpec:
     """How a router picks experts: `n_used` highest scores; `scoring` "softmax" (over all), "softmax_topk" (over the
     chosen only) or "sigmoid"; `normalise`: weights divided by their sum; then times `scale`. Ties: lowest index.
     `n_groups` > 1: experts lie in that many equal groups, at most 32, and are chosen from the `n_groups_used` best; a
-    group is worth the sum of its two highest scores (the bias in them)."""
+    group is worth the sum of its two highest scores (the bias in them), under "softmax" its highest alone: the one is
+    DeepSeek 3's rule, the other DeepSeek 2's."""
 
     n_used: int
     scoring: str = "softmax"

@@ -168,7 +168,7 @@ class ReferenceBackend(Backend):
         scored = _SCORINGS[spec.scoring](scores)
         ranked = scored if bias is None else scored + bias.values()
         if spec.n_groups > 1:
-            ranked = _in_best_groups(ranked, spec.n_groups, spec.n_groups_used)
+            ranked = _in_best_groups(ranked, spec)
         ids = np.argsort(-ranked, axis=-1, kind="stable")[:, : spec.n_used].astype(np.int32)
         weights = np.take_along_axis(scored, ids, axis=-1)
         if spec.scoring == "softmax_topk":
@@ -202,11 +202,12 @@ class ReferenceBackend(Backend):
         return out
 
 
-def _in_best_groups(ranked: Floats, n_groups: int, n_used: int) -> Floats:
-    """-inf for experts of other groups than the `n_used` whose two highest add up to most."""
-    grouped = ranked.reshape(len(ranked), n_groups, -1)
-    worth = np.sort(grouped, axis=-1)[..., -2:].sum(axis=-1)
-    best = np.argsort(-worth, axis=-1, kind="stable")[:, :n_used]
+def _in_best_groups(ranked: Floats, spec: RouteSpec) -> Floats:
+    """-inf for experts of other groups than the best: those whose highest (softmax), or two highest, add up to most."""
+    grouped = ranked.reshape(len(ranked), spec.n_groups, -1)
+    counted = 1 if spec.scoring == "softmax" else 2
+    worth = np.sort(grouped, axis=-1)[..., -counted:].sum(axis=-1)
+    best = np.argsort(-worth, axis=-1, kind="stable")[:, : spec.n_groups_used]
     kept = np.zeros(worth.shape, bool)
     np.put_along_axis(kept, best, True, axis=-1)
     return np.where(kept[..., None], grouped, np.float32(-np.inf)).reshape(ranked.shape)

@@ -70,8 +70,9 @@ def softmax_in_place(x: int, n: int) -> None:
 
 
 @inline
-def drop_groups(ranked: int, n: int, groups: int, used: int, worth: int) -> None:
-    """All but the `used` best of equal groups get the lowest rank. `worth`: room for a float per group."""
+def drop_groups(ranked: int, n: int, groups: int, used: int, worth: int, single: bool) -> None:
+    """All but the `used` best of equal groups get the lowest rank. `worth`: room for a float per group; `single`: its
+    highest score counts alone, not the sum of two."""
     size = n // groups
     for g in range(groups):
         first, second = LOWEST, LOWEST
@@ -81,7 +82,7 @@ def drop_groups(ranked: int, n: int, groups: int, used: int, worth: int) -> None
                 first, second = score, first
             elif score > second:
                 second = score
-        store_f32(worth + 4 * g, first + second)
+        store_f32(worth + 4 * g, first if single else first + second)
     for _ in range(groups - used):
         worst = 0
         for g in range(1, groups):
@@ -119,7 +120,7 @@ def route_kernel(scoring: str, normalise: bool) -> Kernel:
                     score += load_f32(bias + 4 * i)
                 store_f32(ranked + 4 * i, score)
             if arg(args, 7) > 1:
-                drop_groups(ranked, n, arg(args, 7), arg(args, 8), ranked + 4 * n)
+                drop_groups(ranked, n, arg(args, 7), arg(args, 8), ranked + 4 * n, scoring == "softmax")
             for j in range(used):
                 best = 0
                 for i in range(1, n):

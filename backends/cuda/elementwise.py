@@ -286,8 +286,8 @@ DROPPED = 3.4e38
 
 
 @cuda.jit(device=True)
-def _drop_groups(scores, base, bias, n_experts, groups, used, worth):
-    """Worth of each group of experts, its two highest scores; DROPPED for all but the `used` best."""
+def _drop_groups(scores, base, bias, n_experts, groups, used, worth, single):
+    """Worth of each group of experts, its highest score (`single`) or two; DROPPED for all but the `used` best."""
     size = n_experts // groups
     for g in range(groups):
         first, second = f32(-DROPPED), f32(-DROPPED)
@@ -298,7 +298,7 @@ def _drop_groups(scores, base, bias, n_experts, groups, used, worth):
                 first = score
             elif score > second:
                 second = score
-        worth[g] = first + second
+        worth[g] = first if single else first + second
     for _ in range(groups - used):
         worst = 0
         for g in range(1, groups):
@@ -330,7 +330,7 @@ def route(scores, bias, ids, weights, n_rows, n_experts, n_used, mode, normalise
         if mode == 0:
             scores[base + e] /= total
     if groups > 1:
-        _drop_groups(scores, base, bias, n_experts, groups, groups_used, worth)
+        _drop_groups(scores, base, bias, n_experts, groups, groups_used, worth, mode == 0)
     chosen_sum = f32(0.0)
     for j in range(n_used):
         best = -1

@@ -193,7 +193,8 @@ class MetalBackend(Backend):
         ranked = probs if bias is None else probs + bias.dense
         if spec.n_groups > 1:
             grouped = ranked.reshape(len(ranked), spec.n_groups, -1)
-            worth = mx.sum(mx.sort(grouped, axis=-1)[..., -2:], axis=-1)
+            counted = 1 if spec.scoring == "softmax" else 2
+            worth = mx.sum(mx.sort(grouped, axis=-1)[..., -counted:], axis=-1)
             kept = mx.argsort(mx.argsort(-worth, axis=-1), axis=-1) < spec.n_groups_used
             ranked = mx.where(kept[..., None], grouped, -mx.inf).reshape(ranked.shape)
         order = mx.argsort(-ranked, axis=-1)

@@ -181,10 +181,13 @@ def test_route() -> None:
 
 
 def test_route_among_the_best_groups() -> None:
-    """Of pairs (9, 0), (5, 5), (8, 3), (1, 1) the second and third are worth most, so 9 is not chosen."""
-    scores = np.log(floats([9, 0.1, 5, 5, 8, 3, 1, 1]))
-    ids, weights = B.route(scores, RouteSpec(3, "softmax", n_groups=4, n_groups_used=2))
+    """Pairs (9, 0), (5, 5), (8, 3), (1, 1). By the sum of two (DeepSeek 3) the second and third are worth most, so
+    9 is not chosen; by the highest alone (DeepSeek 2, softmax) the first and third are."""
+    values = floats([9, 0.1, 5, 5, 8, 3, 1, 1])
+    ids, weights = B.route(np.log(values / (10 - values)), RouteSpec(3, "sigmoid", n_groups=4, n_groups_used=2))
     assert ids.tolist() == [[4, 2, 3]] and np.allclose(weights, [[8 / 18, 5 / 18, 5 / 18]])
+    ids, weights = B.route(np.log(values), RouteSpec(3, "softmax", n_groups=4, n_groups_used=2))
+    assert ids.tolist() == [[0, 4, 5]] and np.allclose(weights, [[9 / 20, 8 / 20, 3 / 20]])
 
 
 def test_experts() -> None:
