@@ -158,13 +158,14 @@ RULES: dict[str, PreRule] = {
     "gemma4": replace(_NEWLINES, add_bos=True),
     "granite-embed-multi-311m": replace(_NEWLINES, add_bos=True),
     "sarvam-moe": _NEWLINES,
+    "mmbert": _NEWLINES,
     "viking": PreRule((_BLOOM, r"\p{N}")),
     "qwen35": PreRule((_QWEN35,)),
 }
 
 _SHARED: tuple[tuple[PreRule, str], ...] = (
     (_META_LLAMA3, "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano"),
-    (_PLAIN_LLAMA3, "dbrx smaug-bpe chatglm-bpe glm4"),
+    (_PLAIN_LLAMA3, "dbrx smaug-bpe chatglm-bpe glm4 glm5"),
     (_DIGITS_GPT2, "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2"),
     (
         _PLAIN_GPT2,

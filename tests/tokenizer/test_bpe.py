@@ -167,6 +167,7 @@ def words(pre: str, text: str) -> list[str]:
         ("gpt-2", "12345 ab", ["12345", " ab"]),
         ("smollm", "123 ab", ["1", "2", "3", " ab"]),
         ("llama-bpe", "12345", ["123", "45"]),
+        ("glm5", "12345", ["123", "45"]),
         ("qwen2", "123", ["1", "2", "3"]),
         ("superbpe", "1234567", ["1", "234", "567"]),
         ("superbpe", "123456", ["123", "456"]),
@@ -184,3 +185,17 @@ def words(pre: str, text: str) -> list[str]:
 )
 def test_words_of_a_rule(pre, text, expected):
     assert words(pre, text) == expected
+
+
+def test_mmbert_has_raw_pieces():
+    """ModernBERT over Gemma's pieces: blanks are `▁`, and only line ends cut (llama.cpp gives these ids)."""
+    tokens = ["<unk>", "a", "b", "▁", "\n", "▁a", "▁a▁b"]
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "mmbert",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [2, 1, 1, 1, 1, 1, 1],
+        "tokenizer.ggml.merges": ["▁ a", "▁a ▁b", "▁ b"],
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+    assert from_metadata(metadata).encode(" a b a\n a") == [5, 3, 2, 5, 4, 5]
