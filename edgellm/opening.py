@@ -139,7 +139,7 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
         opened.callback(backend.close)
         # Now, so that all libraries are loaded and count as what the process holds already.
         wanted = _wanted(target, backend, settings.engine)
-        sized = size_up(target, draft, wanted, backend.memory_limit, settings.partial)
+        sized = size_up(target, draft, wanted, backend.memory_limit, settings.partial, backend)
         config, plan, pools, draft_pools = sized
         if settings.partial:
             backend.keep_weights(plan.weights_bytes)
@@ -266,26 +266,40 @@ def _partial(plan: MemoryPlan, name: str) -> int:
     return kept
 
 
+def _kept_bytes(file: ModelFile, backend: Backend | None) -> int:
+    """Bytes of the machine's memory for a file's weights. What a device with memory of its own keeps is its affair."""
+    if backend is None or backend.free_bytes() is not None:
+        return file.gguf.nbytes
+    return sum(map(backend.weight_bytes, file.gguf.tensors.values()))
+
+
 def size_up(
-    target: ModelFile, draft: ModelFile | None, config: EngineConfig, limit: int | None = None, partial: bool = False
+    target: ModelFile,
+    draft: ModelFile | None,
+    config: EngineConfig,
+    limit: int | None = None,
+    partial: bool = False,
+    backend: Backend | None = None,
 ) -> tuple[EngineConfig, MemoryPlan, PoolSizes, PoolSizes | None]:
     """The context and the block pools that fit the budget, which the device's `limit` caps. With `partial` the weights
-    get what the rest leaves; a context that was not given is then short. Raises MemoryBudgetError with the numbers."""
+    get what the rest leaves; a context that was not given is then short. `backend`: weights count as it keeps them.
+    Raises MemoryBudgetError with the numbers."""
     model, name = target.config, target.name
     budget = _budget(config.memory, limit)
     draft_bytes = 0
     if draft:
         length = min(draft.config.context_length, config.ctx or model.context_length)
-        draft_bytes = draft.gguf.nbytes + kv_bytes(draft.config, length, config.kv_type)
+        draft_bytes = _kept_bytes(draft, backend) + kv_bytes(draft.config, length, config.kv_type)
     held = runtime_bytes()
 
     def planned(weights: int, ctx: int | None) -> MemoryPlan:
         return make_plan(model, weights, config.kv_type, ctx, budget, draft_bytes, runtime_bytes=held)
 
-    plan = planned(target.gguf.nbytes, config.ctx or None)
+    weights = _kept_bytes(target, backend)
+    plan = planned(weights, config.ctx or None)
     if partial and not plan.fits:
         ctx = config.ctx or min(model.context_length, PARTIAL_CTX)
-        plan = planned(_partial(planned(target.gguf.nbytes, ctx), name), ctx)
+        plan = planned(_partial(planned(weights, ctx), name), ctx)
     check_budget(plan, name)
     ctx = plan.ctx
     if ctx > model.context_length and model.position_table:

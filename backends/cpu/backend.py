@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from edgellm.backends.base import AttentionSpec, Backend, Batch, KVPages, KVSpec, QTensor, RopeSpec, RouteSpec
 from edgellm.backends.cpu.attention_record import record_attention
+from edgellm.backends.cpu.converted import as_q8_0, q8_0_bytes
 from edgellm.backends.cpu.elementwise import (
     record_activate,
     record_add,
@@ -39,14 +41,17 @@ from edgellm.backends.cpu.tape import Arena, Buf, Shape, Tape
 from edgellm.backends.cpu.team import Team, default_threads
 from edgellm.backends.dequant import dequantise
 from edgellm.errors import UnsupportedModel
+from edgellm.quants import QUANT_TABLE, GGMLType
 
 __all__ = ["CPUBackend", "CPUWeight"]
 
+log = logging.getLogger("edgellm")
 Progress = Callable[[int, int, str], None]
 MAX_TAPES = 48
 PASS_ROWS = 128
 """Rows that a pass beside running answers is recorded for at least: whatever it computes then takes one recording."""
 FLOATS = ("F32", "F16", "BF16")
+EMBEDDING = "token_embd.weight"
 
 
 class CPUWeight:
@@ -54,9 +59,22 @@ class CPUWeight:
 
     def __init__(self, tensor: QTensor):
         self.tensor, self.shape = tensor, tensor.shape
-        self.address = int(tensor.data.ctypes.data)
-        """Where the rows start."""
         self._values: npt.NDArray[np.float32] | None = None
+
+    @cached_property
+    def rows(self) -> QTensor:
+        """What products read: the file's own rows, or Q8_0 in their place where there is no kernel for their type."""
+        if _is_converted(self.tensor):
+            return as_q8_0(self.tensor)
+        if not _has_kernel(self.tensor):
+            kind = self.tensor.type.name
+            raise UnsupportedModel(f"{self.tensor.name} is of type {kind}, which the CPU backend cannot multiply")
+        return self.tensor
+
+    @property
+    def address(self) -> int:
+        """Where the rows of `rows` start."""
+        return int(self.rows.data.ctypes.data)
 
     @property
     def values(self) -> npt.NDArray[np.float32]:
@@ -65,6 +83,16 @@ class CPUWeight:
             flat = dequantise(self.tensor.data, self.tensor.type)
             self._values = np.ascontiguousarray(flat, np.float32).reshape(self.shape)
         return self._values
+
+
+def _has_kernel(tensor: QTensor) -> bool:
+    return tensor.type.name in FLOATS or tensor.type.name in QUANTISED
+
+
+def _is_converted(tensor: QTensor) -> bool:
+    """Whether products need the tensor in another type than the file's (vectors are never multiplied with)."""
+    in_blocks = QUANT_TABLE[tensor.type].block_size > 1 and tensor.shape[-1] % 32 == 0
+    return len(tensor.shape) > 1 and in_blocks and not _has_kernel(tensor)
 
 
 def _values(weight: CPUWeight | None) -> npt.NDArray[np.float32] | None:
@@ -88,9 +116,24 @@ class CPUBackend(Backend):
         self._tapes: OrderedDict[Any, Tape] = OrderedDict()
         self._lock = threading.RLock()
         self._recording: Tape | None = None
+        self._told: set[GGMLType] = set()
 
     def load(self, tensor: QTensor) -> CPUWeight:
-        return CPUWeight(tensor)
+        weight = CPUWeight(tensor)
+        if _is_converted(tensor) and tensor.name != EMBEDDING:
+            if tensor.type not in self._told:
+                kind = tensor.type.name
+                log.warning("the CPU backend has no kernel for %s: such weights are kept in memory as Q8_0", kind)
+                self._told.add(tensor.type)
+            _ = weight.rows  # now, not when the first request waits for it
+        return weight
+
+    def weight_bytes(self, tensor: QTensor) -> int:
+        kept = int(tensor.data.nbytes)
+        if not _is_converted(tensor):
+            return kept
+        # An embedding is looked up as the file has it; it is converted, too, where it is the output head as well.
+        return q8_0_bytes(tensor) + (kept if tensor.name == EMBEDDING else 0)
 
     def new_kv(self, spec: KVSpec, n_blocks: int) -> CPUPages:
         return new_pages([spec], [n_blocks])[0]
@@ -166,14 +209,12 @@ class CPUBackend(Backend):
         return record_embed(self._tape, table.tensor, ids)
 
     def linear(self, x: Buf, weight: CPUWeight, bias: CPUWeight | None = None) -> Buf:
-        tape, kind = self._tape, weight.tensor.type.name
+        tape, kind = self._tape, weight.rows.type.name
         out = tape.new(x.shape[0], weight.shape[0])
         if kind in FLOATS:
             record_float_matmul(tape, x, kind, weight.address, _values(bias), out)
-        elif kind in QUANTISED:
-            record_matmul(tape, x, weight.tensor.type, weight.address, _values(bias), out)
         else:
-            raise UnsupportedModel(f"{weight.tensor.name} is of type {kind}, which the CPU backend cannot multiply yet")
+            record_matmul(tape, x, weight.rows.type, weight.address, _values(bias), out)
         return out
 
     def rms_norm(self, x: Buf, weight: CPUWeight | None, eps: float) -> Buf:
@@ -209,10 +250,10 @@ class CPUBackend(Backend):
         return record_route(self._tape, scores, spec, _values(bias))
 
     def expert_linear(self, x: Buf, weight: CPUWeight, ids: Buf, bias: CPUWeight | None = None) -> Buf:
-        return record_expert_linear(self._tape, x, weight.tensor, ids, _values(bias))
+        return record_expert_linear(self._tape, x, weight.rows, ids, _values(bias))
 
     def head_linear(self, x: Buf, weight: CPUWeight) -> Buf:
-        return record_head_linear(self._tape, x, weight.tensor)
+        return record_head_linear(self._tape, x, weight.rows)
 
     def columns(self, x: Buf, start: int, stop: int) -> Buf:
         return record_columns(self._tape, x, start, stop)
