@@ -117,12 +117,7 @@ class ModelFile:
 
 def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Opened:
     """Open a model, and its draft. Raises what `LLM` says."""
-    if settings.draft_max is not None and settings.draft_max < 1:
-        raise RequestError(f"draft_max must be 1 or more, not {settings.draft_max}")
-    if settings.threads and settings.threads not in range(MAX_THREADS + 1):
-        raise RequestError(f"threads must be a whole number from 1 to {MAX_THREADS}, not {settings.threads!r}")
-    if settings.prompt_cache:
-        check_path(settings.prompt_cache)
+    _check(settings)
     with ExitStack() as opened:
         target = ModelFile.open(path_or_name, settings.name)
         opened.callback(target.gguf.close)
@@ -177,6 +172,16 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
         files = opened.pop_all()
     draft_path = draft.path if draft else None
     return Opened(target.path, engine, target.tokenizer, template, (files.close,), draft_path, huge_pages)
+
+
+def _check(settings: Settings) -> None:
+    """Refuse what is wrong whatever the model is, before one is opened."""
+    if settings.draft_max is not None and settings.draft_max < 1:
+        raise RequestError(f"draft_max must be 1 or more, not {settings.draft_max}")
+    if settings.threads and settings.threads not in range(MAX_THREADS + 1):
+        raise RequestError(f"threads must be a whole number from 1 to {MAX_THREADS}, not {settings.threads!r}")
+    if settings.prompt_cache:
+        check_path(settings.prompt_cache)
 
 
 def _wanted(file: ModelFile, backend: Backend, engine: EngineConfig) -> EngineConfig:

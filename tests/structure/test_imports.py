@@ -14,7 +14,8 @@ from tests.structure.sources import imported_modules, package_modules, syntax
 L0 = {"edgellm", "edgellm.config", "edgellm.errors", "edgellm.quants"}
 PLAIN_MODELS = {f"edgellm.models.{name}" for name in ("config", "registry", "metadata")}
 LOWER = {*L0, "edgellm.memory", "edgellm.loader", "edgellm.tokenizer", "edgellm.chat"}
-SCHEDULING = {f"edgellm.engine.{name}" for name in ("request", "block_pool", "kv_cache", "pacer", "scheduler")}
+SCHEDULING = {f"edgellm.engine.{name}" for name in ("request", "block_pool", "kv_cache", "scheduler")}
+SCHEDULING |= {f"edgellm.engine.{name}" for name in ("pacer", "step_times")}
 BACKENDS = {f"edgellm.backends{name}" for name in ("", ".base", ".reference", ".cpu")}
 REFERENCE = {f"edgellm.backends.{name}" for name in ("base", "dequant", "dequant_iq", "reference_kv")}
 ENGINE = {*SCHEDULING, "edgellm.engine", "edgellm.engine.model_runner"}
