@@ -16,8 +16,8 @@ from edgellm.quants import QUANT_TABLE, GGMLType, QTensor
 __all__ = ["as_q8_0", "q8_0_bytes"]
 
 BLOCK = 32
-PIECE = 1 << 20
-"""Weights that are taken apart at once, so that float32 values of a large matrix never lie in memory together."""
+PIECE = 1 << 18
+"""Weights that are taken apart at once: their float32 values stay in the cache and never all lie in memory together."""
 
 
 def q8_0_bytes(tensor: QTensor) -> int:
