@@ -24,6 +24,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -205,9 +206,15 @@ class Library:
 
     def _keep(self, item: Kernel, code: bytes) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".tmp", delete=False) as file:
-            file.write(_digest(code) + code)
-        os.replace(file.name, self.folder / f"{item.key}.o")
+        file = tempfile.NamedTemporaryFile(dir=self.folder, suffix=".tmp", delete=False)  # noqa: SIM115
+        try:
+            with file:
+                file.write(_digest(code) + code)
+            os.replace(file.name, self.folder / f"{item.key}.o")
+        except BaseException:  # a full disk, Ctrl-C: nothing half-written stays
+            with suppress(OSError):
+                os.unlink(file.name)
+            raise
 
     def _cached(self, item: Kernel) -> bytes | None:
         """Object code on disk; None when it is not there or damaged (a bad object would end the process)."""

@@ -18,7 +18,7 @@ __all__ = ["locked", "make_folder", "sync_folder", "try_lock", "write_atomic", "
 def write_failed(path: Path, error: OSError) -> StoreError:
     """What to tell a user whose disk did not take a write."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreError(f"no space left on the disk of {path.parent}; free some and try again, what came is kept")
+        return StoreError(f"no space left on the disk of {path.parent}; free some and try again")
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return StoreError(f"{path.parent} cannot be written ({error.strerror}); set EDGELLM_HOME to a writable folder")
     return StoreError(f"{path} cannot be written: {error.strerror}")

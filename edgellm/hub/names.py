@@ -117,7 +117,10 @@ def parse_web_file(text: str) -> WebFile | None:
         if len(words) < 3:  # hf.co/USER/REPO:FILE.gguf is a name with a tag
             return None
         return _hub_file(words[0], words[1], "/".join(words[2:]))
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
+        raise RequestError(f"{_shown(text)} is no address: {error}") from None
     if parts.scheme.lower() not in ("http", "https") or not parts.path.lower().endswith(".gguf"):
         return None
     path = unquote(parts.path).strip("/")

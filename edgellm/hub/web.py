@@ -60,7 +60,10 @@ class Location:
 
 def origin(url: str) -> tuple[str, str, int]:
     """Scheme, host and port."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise PullError(f"{shown(url)} is no usable address: {error}") from None
     try:
         port = parts.port or (443 if parts.scheme.lower() == "https" else 80)
     except ValueError:
@@ -76,7 +79,10 @@ def place(url: str) -> str:
 
 def shown(url: str) -> str:
     """A URL for a message: without its query (signatures) and user info."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return ascii(url.rpartition("@")[2].partition("?")[0])[1:-1][:200]
     return ascii(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}")[1:-1][:200]
 
 
@@ -94,7 +100,7 @@ class Web:
                 limits=limits,
                 headers={"User-Agent": "edgellm", "Accept-Encoding": "identity"},
             )
-        except (ValueError, ImportError, OSError) as error:
+        except (ValueError, ImportError, OSError, httpx.InvalidURL) as error:
             raise PullError(f"the proxy or certificate settings in the environment are not usable: {error}") from None
 
     def close(self) -> None:

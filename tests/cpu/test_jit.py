@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 
@@ -79,6 +81,18 @@ def test_a_cache_that_cannot_be_written_is_said_once(tmp_path, monkeypatch, capl
     assert library.address(row_dot(2)) and library.address(row_dot(3))
     (said,) = caplog.messages
     assert "compiled anew at every start" in said and str(tmp_path / "kernels") in said
+
+
+@pytest.mark.skipif(jit_disabled(), reason="nothing is compiled")
+def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch, caplog):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "replace", full)
+    Library().load([row_dot(2)])
+    assert "No space left" in caplog.text
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
 
 
 def test_cached_kernel_loads_without_numba(tmp_path, monkeypatch):

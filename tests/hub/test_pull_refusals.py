@@ -52,3 +52,18 @@ def test_every_error_is_one_line(origin: Origin, store: Store) -> None:
     with pytest.raises(EdgeLLMError) as caught:
         pull(f"http://127.0.0.1:{origin.port}/library/m", store, QUICK)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 300
+
+
+def test_settings_that_are_no_address(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half an IPv6 address, which Python's own parser raises at, in every place that a user writes one."""
+    for name in ("http://[::1", "https://[::1/x.gguf"):
+        with pytest.raises(RequestError, match="is no address"):
+            pull(name, store, QUICK)
+    with monkeypatch.context() as patch:
+        patch.setenv("http_proxy", "http://[::1")
+        with pytest.raises(PullError, match="proxy or certificate settings"):
+            pull("hf.co/u/r", store, QUICK)
+    monkeypatch.setenv("HF_ENDPOINT", "http://user:secret@[::1")
+    with pytest.raises(PullError, match="is no usable address") as caught:
+        pull("hf.co/u/r", store, QUICK)
+    assert "secret" not in str(caught.value)
