@@ -78,7 +78,7 @@ def bench(
 
     plan = BenchPlan(prompt, gen, depth, batch, rows, runs)
     if plot is not None:
-        _require_matplotlib()
+        _check_plot(plot, gen)
     path, needed = model_path(model), longest_sequence(plan)
     # In a process of its own, so that its gigabyte is not part of this one's peak memory.
     bandwidth = _bandwidth(model_flags.threads or default_threads())
@@ -106,13 +106,15 @@ def bench(
             "load_s": round(load_s, 3),
             "compile_s": round(bar.seconds, 3),
         }
-    if plot is not None:
-        _plot(results, plot, model)
     if as_json:
         click.echo(json.dumps(facts))
-        return
-    words = "bandwidth {bandwidth_gb_s} GB/s, peak memory {rss_mb} MB, loaded in {load_s} s, compiled for {compile_s} s"
-    click.echo(words.format(**facts) + ("" if huge is None else f", {huge:.0%} of the file's pages huge"))
+    else:
+        words = (
+            "bandwidth {bandwidth_gb_s} GB/s, peak memory {rss_mb} MB, loaded in {load_s} s, compiled for {compile_s} s"
+        )
+        click.echo(words.format(**facts) + ("" if huge is None else f", {huge:.0%} of the file's pages huge"))
+    if plot is not None:
+        _plot(results, plot, model)
 
 
 def _progress(text: str) -> None:
@@ -142,11 +144,16 @@ def _print_line(result: BenchResult, header: bool) -> None:
     )
 
 
-def _require_matplotlib() -> None:
+def _check_plot(path: Path, gen: int) -> None:
+    """What would spoil the drawing is said now, not after minutes of measuring."""
     import importlib.util
 
     if importlib.util.find_spec("matplotlib") is None:
         raise RequestError("--plot needs matplotlib: pip install matplotlib")
+    if not gen:
+        raise RequestError("--plot draws decoding speed, and --gen 0 switched it off")
+    if not path.parent.is_dir():
+        raise RequestError(f"--plot {path}: there is no folder {path.parent}")
 
 
 def _plot(results: list[BenchResult], path: Path, title: str) -> None:
@@ -156,8 +163,6 @@ def _plot(results: list[BenchResult], path: Path, title: str) -> None:
     import matplotlib.pyplot as plt
 
     decoding = [result for result in results if result.n_gen]
-    if not decoding:
-        raise RequestError("--plot draws decoding speed, and --gen 0 switched it off")
     figure, (over_depth, over_batch) = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
     for axes, across, along in ((over_depth, "depth", "batch"), (over_batch, "batch", "depth")):
         for fixed in sorted({getattr(result, along) for result in decoding}):

@@ -9,6 +9,7 @@ import click
 
 from edgellm.cli.options import Size, json_option
 from edgellm.cli.show import size_text
+from edgellm.errors import RequestError
 
 if TYPE_CHECKING:
     from edgellm.hub.plan import ModelFacts, Plan
@@ -36,12 +37,17 @@ def plan(
     as_json: bool,
 ) -> None:
     """Say whether MODEL fits a machine. Of a model that is not here only the header is read."""
+    from edgellm.engine.speculate import split_draft
     from edgellm.hub import machines
     from edgellm.hub import plan as plans
 
     machine = machines.machine(machine_name) if machine_name else None
     facts = _facts(model, insecure)
-    draft_facts = _facts(draft, insecure) if draft else None
+    # As `run --draft` takes it: `lookup` guesses from the prompt, with no model and no memory to speak of.
+    drafts = [part for part in split_draft(draft or "") if part != "lookup"]
+    if len(drafts) > 1:
+        raise RequestError(f"one draft model at most, not {len(drafts)}: {', '.join(drafts)}")
+    draft_facts = _facts(drafts[0], insecure) if drafts else None
     bandwidth = None if machine else _own_bandwidth()
     if machine is None and memory is None:
         from edgellm.llm import memory_budget

@@ -64,6 +64,8 @@ def _settings(
     from edgellm.server.durations import keep_alive_seconds
     from edgellm.server.settings import ServerSettings
 
+    if api_key == "":  # an unset variable of a script, most likely: not a reason to let everybody in
+        raise click.BadParameter("it is empty; leave the option out for a server without a key", param_hint="--api-key")
     given: dict[str, Any] = {"api_key": api_key, "debug": debug or None}
     try:
         given["keep_alive"] = keep_alive_seconds(keep_alive, bare_numbers=True)

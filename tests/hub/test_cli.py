@@ -111,6 +111,9 @@ def test_plan_of_a_file_and_of_a_remote_model(hub: Path, store: Store, capsys: p
     out, _ = says(capsys, 0, "plan", str(hub), "--memory", "1M", "--machine", "m1-8gb")
     assert "does not fit m1-8gb" in out and "instead: " in out
     assert "it fits within 1.0 MB: none of the table" in out
+    for draft in ("lookup", f"lookup,{hub}"):  # as `run` takes them
+        out, _ = says(capsys, 0, "plan", str(hub), "--machine", "m1-16gb", "--draft", draft, "--json")
+        assert (json.loads(out)["draft_bytes"] > 0) == ("," in draft)
     _, err = says(capsys, 1, "plan", str(hub), "--machine", "abacus")
     assert "no machine named 'abacus'" in err and err.count("\n") == 1
 

@@ -100,3 +100,15 @@ def test_a_bandwidth_that_cannot_be_measured_is_one_line(
     monkeypatch.setattr(sys, "executable", shutil.which("false"))  # ends without a word, as what the system kills does
     assert main(["bench", str(tiny_gguf(tmp_path / "tiny.gguf")), "--backend", "reference"]) == 1
     assert capsys.readouterr().err == "edgellm: the bandwidth could not be measured: its process ended with 1\n"
+
+
+def test_a_plot_that_cannot_be_drawn_is_said_before_measuring(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
+    for flags, words in (
+        (["--plot", str(tmp_path / "none" / "x.png")], "no folder"),
+        (["--plot", "x", "--gen", "0"], "off"),
+    ):
+        assert main(["bench", "no-such-model", *flags]) == 1
+        assert words in capsys.readouterr().err

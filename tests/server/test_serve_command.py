@@ -66,6 +66,12 @@ def test_a_model_that_does_not_fit_ends_the_server_in_one_line(tmp_path: Path) -
     assert said.startswith("edgellm: tiny:latest needs ") and "the memory budget is 1000" in said
 
 
+def test_an_empty_api_key_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--api-key "$UNSET"` must not open the server to everybody."""
+    assert main(["serve", "--port", "0", "--api-key", ""]) == 2
+    assert "--api-key: it is empty" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("host", ["[::1]", "::1", "http://[::1]:80/x"])
 def test_an_address_of_ipv6_is_shown_as_browsers_take_it(host: str, tmp_path: Path) -> None:
     if not socket.has_ipv6:
