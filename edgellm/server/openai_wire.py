@@ -184,17 +184,23 @@ def _count(body: SamplingBody) -> int:
     return count
 
 
+def _named(tool: dict[str, Any]) -> Any:
+    """The name in a choice of a tool; whatever stands there. Chat completions nest what responses do not."""
+    function = tool.get("function")
+    return function.get("name") if isinstance(function, dict) else tool.get("name")
+
+
 def allowed_tools(
     value: str | dict[str, Any] | None, tools: tuple[dict[str, Any], ...]
 ) -> tuple[str | dict[str, Any] | None, tuple[dict[str, Any], ...]]:
     """The choice and the tools that are left where the choice is of type `allowed_tools`; else as given."""
     if not isinstance(value, dict) or value.get("type") != "allowed_tools":
         return value, tools
-    inner = value.get("allowed_tools", value)  # chat completions nest what responses do not
+    inner = value.get("allowed_tools", value)
     listed = inner.get("tools") if isinstance(inner, dict) else None
     if not isinstance(listed, list) or any(not isinstance(tool, dict) for tool in listed):
         raise RequestError("tool_choice of type allowed_tools needs a list of tools")
-    names = [(tool.get("function") or tool).get("name") for tool in listed]
+    names = [_named(tool) for tool in listed]
     for name in names:
         if all(tool["function"]["name"] != name for tool in tools):
             raise RequestError(f"tool_choice allows {name!r}, which is not among the tools")
@@ -204,8 +210,7 @@ def allowed_tools(
 def tool_choice(value: str | dict[str, Any] | None, tools: tuple[dict[str, Any], ...]) -> str:
     """`auto`, `none`, `required`, or `=NAME`."""
     if isinstance(value, dict):
-        function = value.get("function")
-        name = function.get("name") if isinstance(function, dict) else value.get("name")
+        name = _named(value)
         if all(tool["function"]["name"] != name for tool in tools):
             raise RequestError(f"tool_choice names {name!r}, which is not among the tools")
         return f"={name}"

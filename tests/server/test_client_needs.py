@@ -122,6 +122,8 @@ def test_allowed_tools_leave_the_others_out(nested: bool) -> None:
         allowed_tools(choice, tools[:1])
     with pytest.raises(RequestError, match="list of tools"):
         allowed_tools({"type": "allowed_tools"}, tools)
+    with pytest.raises(RequestError, match="None, which is not among the tools"):
+        allowed_tools({"type": "allowed_tools", "tools": [{"function": "b"}]}, tools)
 
 
 def test_a_document_of_plain_text_is_read(server: Live) -> None:
