@@ -275,7 +275,8 @@ def _kept_bytes(file: ModelFile, backend: Backend | None) -> int:
     """Bytes of the machine's memory for a file's weights. What a device with memory of its own keeps is its affair."""
     if backend is None or backend.free_bytes() is not None:
         return file.gguf.nbytes
-    return sum(map(backend.weight_bytes, file.gguf.tensors.values()))
+    beyond = sum(backend.weight_bytes(tensor) - tensor.data.nbytes for tensor in file.gguf.tensors.values())
+    return file.gguf.nbytes + beyond
 
 
 def size_up(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
 from edgellm.backends.dequant import dequantise
 from edgellm.quants import QUANT_TABLE, GGMLType, QTensor
@@ -32,12 +33,16 @@ def as_q8_0(tensor: QTensor) -> QTensor:
     out = np.empty((n_rows, width // BLOCK, QUANT_TABLE[GGMLType.Q8_0].type_size), np.uint8)
     step = max(PIECE // width, 1)
     for start in range(0, n_rows, step):
-        part = out[start : start + step]
-        values = np.asarray(dequantise(source[start : start + step], tensor.type), np.float32)
-        values = values.reshape(len(part), -1, BLOCK)
+        _pack(source[start : start + step], tensor.type, out[start : start + step])
+    return QTensor(tensor.name, GGMLType.Q8_0, tensor.shape, out.reshape(*tensor.shape[:-1], -1))
+
+
+def _pack(source: npt.NDArray[np.uint8], kind: GGMLType, out: npt.NDArray[np.uint8]) -> None:
+    """Rows of another type as Q8_0. A block with a NaN or an infinite weight gets a NaN or infinite scale."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        values = np.asarray(dequantise(source, kind), np.float32).reshape(len(out), -1, BLOCK)
         scale = (np.abs(values).max(axis=-1, keepdims=True) / 127).astype(np.float16)
         # Divided by the scale as it is stored: what float16 rounds off it (much, where it is tiny) does no harm.
         codes = np.rint(values / np.maximum(scale.astype(np.float32), 1e-30)).clip(-127, 127)
-        part[..., :2] = scale.view(np.uint8)
-        part[..., 2:] = codes.astype(np.int8).view(np.uint8)
-    return QTensor(tensor.name, GGMLType.Q8_0, tensor.shape, out.reshape(*tensor.shape[:-1], -1))
+        out[..., :2] = scale.view(np.uint8)
+        out[..., 2:] = codes.astype(np.int8).view(np.uint8)
