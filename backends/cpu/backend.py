@@ -33,7 +33,7 @@ from edgellm.backends.cpu.kv import CPUPages, new_pages, record_store
 from edgellm.backends.cpu.largest import record_largest
 from edgellm.backends.cpu.matmul import QUANTISED, record_matmul
 from edgellm.backends.cpu.matmul_float import record_float_matmul
-from edgellm.backends.cpu.passes import CPUPass
+from edgellm.backends.cpu.passes import CPUPass, OpTimes
 from edgellm.backends.cpu.quantise import panel_of
 from edgellm.backends.cpu.rope import record_rope
 from edgellm.backends.cpu.rows import room
@@ -113,6 +113,7 @@ class CPUBackend(Backend):
         self.library = Library()
         self._team = Team(self.library, self.threads)
         self._arena, self._pass_arena = Arena(), Arena()
+        self._pass_times: OpTimes | None = None
         self._tapes: OrderedDict[Any, Tape] = OrderedDict()
         self._lock = threading.RLock()
         self._recording: Tape | None = None
@@ -160,7 +161,9 @@ class CPUBackend(Backend):
 
     def begin(self, forward: Callable[[Batch], Buf], batch: Batch) -> CPUPass:
         with self._lock:
-            return CPUPass(self._team, self._tape_for(forward, batch, apart=True), batch)
+            begun = CPUPass(self._team, self._tape_for(forward, batch, apart=True), batch, self._pass_times)
+            self._pass_times = begun.times
+            return begun
 
     def close(self) -> None:
         self._team.close()

@@ -27,11 +27,13 @@ class OpTimes:
     alike, so that runs with other ends tell them apart. Plain lists: where weights have just gone through the caches,
     numpy takes longer for a call than Python for a hundred additions."""
 
-    def __init__(self, n_ops: int):
-        self._seconds = [0.0] * n_ops
-        self._typical = 0.0
+    def __init__(self, n_ops: int, like: OpTimes | None = None):
+        """`like`: of another tape of the same model, whose ops are the same but for the last ones."""
+        known: list[float] = like._seconds[:n_ops] if like else []
+        self._seconds: list[float] = known + [0.0] * (n_ops - len(known))
+        self._typical: float = like._typical if like else 0.0
         """Of an op that was not timed yet."""
-        self._n_tokens = 0
+        self._n_tokens: int = like._n_tokens if like else 0
 
     def scale(self, n_tokens: int) -> None:
         """From now on for batches of so many rows."""
@@ -63,10 +65,11 @@ class OpTimes:
 class CPUPass:
     """A batch on a tape of its own memory, see `backends.base.Pass`."""
 
-    def __init__(self, team: Team, tape: Tape, batch: Batch):
+    def __init__(self, team: Team, tape: Tape, batch: Batch, before: OpTimes | None = None):
+        """`before`: times of the pass before this one, from which a new tape starts."""
         self._team, self._tape, self._next = team, tape, 0
-        times: Any = tape.shared.setdefault("op times", OpTimes(len(tape.rows)))
-        self._times: OpTimes = times
+        times: Any = tape.shared.setdefault("op times", OpTimes(len(tape.rows), before))
+        self.times: OpTimes = times
         times.scale(batch.n_tokens)
         team.load(tape, batch)
 
@@ -75,14 +78,14 @@ class CPUPass:
         end = time.perf_counter() + seconds
         while self._next < n_ops:
             now = time.perf_counter()
-            last = self._times.reach(self._next, SHARE * (end - now))
-            if last == self._next and (last == first or self._times.reach(last, end - now) > last):
+            last = self.times.reach(self._next, SHARE * (end - now))
+            if last == self._next and (last == first or self.times.reach(last, end - now) > last):
                 last += 1  # one op that is most of what is left, or at least one
             if last == self._next:
                 return False
             last = min(last, n_ops)
             self._team.run_part(self._tape, self._next, last)
-            self._times.learn(self._next, last, time.perf_counter() - now)
+            self.times.learn(self._next, last, time.perf_counter() - now)
             self._next = last
         return True
 

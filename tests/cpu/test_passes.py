@@ -69,6 +69,20 @@ def test_a_run_goes_as_far_as_its_time() -> None:
     assert times.reach(0, 0.0121) == 4
 
 
+def test_a_new_tape_starts_from_the_times_of_another() -> None:
+    """A prompt's last pass has a tape of its own: the same ops, then those of the logits."""
+    times = OpTimes(4)
+    times.scale(64)
+    times.learn(0, 4, 0.004)
+    for n_ops, reached in ((3, 2), (6, 2)):
+        other = OpTimes(n_ops, times)
+        other.scale(32)
+        assert other.reach(0, 0.0011) == reached
+        assert other.reach(0, 1.0) == n_ops
+        other.learn(0, 2, 0.002)
+    assert times.reach(0, 0.0031) == 3, "the other tape's times are its own"
+
+
 def test_a_disturbed_run_says_little_and_a_quick_one_all() -> None:
     times = OpTimes(10)
     times.learn(0, 10, 0.010)
