@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.backends.base import AttentionSpec, Batch, KVSpec
-from edgellm.backends.cpu.tape import Span, Tape
+from edgellm.backends.cpu.arena import Span
+from edgellm.backends.cpu.tape import Tape
 from edgellm.config import BLOCK_SIZE
 
 __all__ = ["PARTITION", "UNIT_FIELDS", "Plan", "Tiles", "plan_of"]

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from edgellm.backends.base import AttentionSpec
+from edgellm.backends.cpu.arena import Buf
 from edgellm.backends.cpu.attention import attention_combine, scratch_bytes, tile_kernel
 from edgellm.backends.cpu.attention_inner import HALVES, REGISTERS, ROWS_AT_ONCE
 from edgellm.backends.cpu.attention_plan import Plan, plan_of
 from edgellm.backends.cpu.jit import Kernel
 from edgellm.backends.cpu.kv import CPUPages
-from edgellm.backends.cpu.tape import Buf, Tape
+from edgellm.backends.cpu.tape import Tape
 
 __all__ = ["attention_kernels", "record_attention"]
 

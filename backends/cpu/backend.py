@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.backends.base import AttentionSpec, Backend, Batch, KVPages, KVSpec, QTensor, RopeSpec, RouteSpec
+from edgellm.backends.cpu.arena import Arena, Buf
 from edgellm.backends.cpu.attention_record import record_attention
 from edgellm.backends.cpu.converted import as_q8_0, q8_0_bytes
 from edgellm.backends.cpu.elementwise import (
@@ -37,7 +38,7 @@ from edgellm.backends.cpu.passes import CPUPass, OpTimes
 from edgellm.backends.cpu.quantise import panel_of
 from edgellm.backends.cpu.rope import record_rope
 from edgellm.backends.cpu.rows import room
-from edgellm.backends.cpu.tape import Arena, Buf, Shape, Tape
+from edgellm.backends.cpu.tape import Shape, Tape
 from edgellm.backends.cpu.team import Team, default_threads
 from edgellm.backends.dequant import dequantise
 from edgellm.errors import UnsupportedModel
@@ -191,7 +192,7 @@ class CPUBackend(Backend):
         tape = self._recording = Tape(arena, shape)
         try:
             output = forward(tape.batch)
-            largest = record_largest(tape, output) if logits and shape.n_out else None
+            largest = record_largest(tape, output) if logits else None
         except BaseException:
             tape.abandon()
             raise
@@ -274,7 +275,7 @@ def shape_of(batch: Batch) -> Shape:
     return Shape(
         n_tokens=_row_room(batch.n_tokens),
         n_seqs=room(batch.n_seqs, 1),
-        n_out=_row_room(len(batch.output_rows)),
+        n_out=_row_room(max(1, len(batch.output_rows))),  # none: the same, less the last ops
         widths=tuple(room(table.shape[1], 512) for table in batch.block_tables),
         decode=batch.n_tokens == batch.n_seqs,
     )
@@ -287,7 +288,7 @@ def pass_shape_of(batch: Batch) -> Shape:
 
 
 def _row_room(n: int) -> int:
-    return room(n, panel_of(n, 256)) if n else 0  # blocks of 32 need fewer distinctions
+    return room(n, panel_of(n, 256))  # blocks of 32 need fewer distinctions
 
 
 def _identity(forward: Any) -> tuple[Any, list[Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from edgellm.backends.cpu.arena import Buf
 from edgellm.backends.cpu.jit import Kernel, inline, kernel
 from edgellm.backends.cpu.rows import pieces
 from edgellm.backends.cpu.simd import (
@@ -31,7 +32,7 @@ from edgellm.backends.cpu.simd import (
     sub,
     sum_f32x8,
 )
-from edgellm.backends.cpu.tape import Buf, Tape
+from edgellm.backends.cpu.tape import Tape
 from edgellm.backends.cpu.vecmath import ONE, ZERO, arg, exp8, gelu8, load_part, sigmoid8, store_part, tanh8
 
 __all__ = [

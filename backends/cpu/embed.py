@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.backends.base import Batch
+from edgellm.backends.cpu.arena import Buf
 from edgellm.backends.cpu.block_floats import WRITERS
 from edgellm.backends.cpu.jit import Inline, Kernel, inline, kernel
 from edgellm.backends.cpu.matmul_float import FORMATS
 from edgellm.backends.cpu.simd import load_i32, store
-from edgellm.backends.cpu.tape import Buf, Tape
+from edgellm.backends.cpu.tape import Tape
 from edgellm.backends.cpu.vecmath import arg, store_part
 from edgellm.backends.dequant import dequantise
 from edgellm.quants import QUANT_TABLE, GGMLType, QTensor

@@ -16,6 +16,7 @@ import numpy as np
 
 from edgellm.backends.base import RouteSpec
 from edgellm.backends.cpu import matmul_args
+from edgellm.backends.cpu.arena import Buf
 from edgellm.backends.cpu.jit import Kernel, inline, kernel
 from edgellm.backends.cpu.matmul import K_FORMATS, QUANTISED, linear_kernel, quantised, scratch_bytes, units_of
 from edgellm.backends.cpu.matmul_args import BIAS, N_BLOCKS, N_TOKENS, ORDER, OUT, SUMS, WEIGHTS, D, Q
@@ -37,7 +38,7 @@ from edgellm.backends.cpu.simd import (
 )
 from edgellm.backends.cpu.simd_pack import first_lane_f32x8
 from edgellm.backends.cpu.simd_wide import LANES
-from edgellm.backends.cpu.tape import Buf, Tape
+from edgellm.backends.cpu.tape import Tape
 from edgellm.backends.cpu.vecmath import ZERO, arg, exp8, load_part, sigmoid8, store_part
 from edgellm.quants import QUANT_TABLE, GGMLType, QTensor
 

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.backends.base import Batch, KVPages, KVSpec
+from edgellm.backends.cpu.arena import Buf
 from edgellm.backends.cpu.jit import Kernel, kernel
 from edgellm.backends.cpu.simd import (
     absolute,
@@ -37,7 +38,7 @@ from edgellm.backends.cpu.simd import (
     store_i8,
     store_i16,
 )
-from edgellm.backends.cpu.tape import Buf, Tape
+from edgellm.backends.cpu.tape import Tape
 from edgellm.backends.cpu.vecmath import ONE, ZERO, arg, load_part, round_away8
 from edgellm.config import BLOCK_SIZE
 from edgellm.errors import RequestError
@@ -247,3 +248,4 @@ def record_store(tape: Tape, pages: CPUPages, k: Buf, v: Buf) -> None:
     units = tape.n_tokens * spec.n_kv_heads
     grain = (k, spec.k_dim)
     tape.op(STORES[spec.kv_type], units, args, reads=[k, v], writes=[pages.span], step=0, scratch=512, grain=grain)
+    tape.stored()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from edgellm.backends.cpu.arena import Buf
 from edgellm.backends.cpu.jit import kernel
 from edgellm.backends.cpu.rows import pieces
 from edgellm.backends.cpu.simd import (
@@ -19,7 +20,7 @@ from edgellm.backends.cpu.simd import (
     splat_f32x16,
     store_f32,
 )
-from edgellm.backends.cpu.tape import Buf, Tape
+from edgellm.backends.cpu.tape import Tape
 from edgellm.backends.cpu.vecmath import ONE, ZERO, arg
 
 __all__ = ["KERNELS", "record_largest"]

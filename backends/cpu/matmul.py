@@ -25,12 +25,13 @@ from edgellm.backends.cpu import (
     matmul_tile_k,
     matmul_unpack_k,
 )
+from edgellm.backends.cpu.arena import Buf
 from edgellm.backends.cpu.jit import Kernel
 from edgellm.backends.cpu.quantise import Layout, panel_of, quantise_kernel
 from edgellm.backends.cpu.simd import ISA
 from edgellm.backends.cpu.simd_amx import HAS_TILES
 from edgellm.backends.cpu.simd_wide import LANES
-from edgellm.backends.cpu.tape import Buf, Tape
+from edgellm.backends.cpu.tape import Tape
 from edgellm.quants import QUANT_TABLE, GGMLType
 
 __all__ = [

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgellm.backends.cpu.arena import Buf
 from edgellm.backends.cpu.jit import Kernel, inline, kernel
 from edgellm.backends.cpu.simd import (
     Vector,
@@ -28,7 +29,7 @@ from edgellm.backends.cpu.simd import (
     sum_f32x8,
     unroll,
 )
-from edgellm.backends.cpu.tape import Buf, Tape
+from edgellm.backends.cpu.tape import Tape
 from edgellm.backends.cpu.vecmath import ZERO, arg, load_part
 
 __all__ = ["record_float_matmul"]

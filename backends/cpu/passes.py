@@ -14,7 +14,7 @@ from edgellm.backends.cpu.team import Team
 
 __all__ = ["CPUPass", "OpTimes"]
 
-SHARE = 0.75
+SHARE = 0.6
 """Part of the time left that is given away in one go. What disturbs that part makes the next one shorter."""
 PROBE = 64
 """A tape that was never timed begins with 1 / PROBE of its ops."""
@@ -34,6 +34,8 @@ class OpTimes:
         self._typical: float = like._typical if like else 0.0
         """Of an op that was not timed yet."""
         self._n_tokens: int = like._n_tokens if like else 0
+        self._slowness: tuple[float, float] = (1.0, 1.0)
+        """By how much the last two runs took longer than expected."""
 
     def scale(self, n_tokens: int) -> None:
         """From now on for batches of so many rows."""
@@ -43,9 +45,12 @@ class OpTimes:
         self._n_tokens = n_tokens
 
     def reach(self, first: int, seconds: float) -> int:
-        """The op up to which (not included) a run from `first` on takes no longer than that."""
+        """The op up to which (not included) a run from `first` on takes no longer than that. Where the last two runs
+        were both slower than expected the machine is: its other guests come and go for tenths of a second, in which
+        few ops are met twice."""
         if not self._typical:
             return first + len(self._seconds) // PROBE
+        seconds /= max(1.0, min(self._slowness))
         op = first
         while op < len(self._seconds) and seconds >= (expected := self._seconds[op] or self._typical):
             seconds -= expected
@@ -59,6 +64,7 @@ class OpTimes:
         self._typical = self._typical or mean
         expected = [s or self._typical for s in part]
         ratio = seconds / sum(expected)
+        self._slowness = self._slowness[1], ratio
         self._seconds[first:last] = [s * (min(ratio, DEARER) if timed else ratio) for s in expected]
 
 
@@ -74,7 +80,7 @@ class CPUPass:
         team.load(tape, batch)
 
     def advance(self, seconds: float) -> bool:
-        first, n_ops = self._next, len(self._tape.rows)
+        first, n_ops = self._next, self._tape.n_ops
         end = time.perf_counter() + seconds
         while self._next < n_ops:
             now = time.perf_counter()

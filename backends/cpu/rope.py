@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.backends.base import Batch, RopeSpec
+from edgellm.backends.cpu.arena import Buf
 from edgellm.backends.cpu.jit import Kernel, kernel
 from edgellm.backends.cpu.simd import (
     fma,
@@ -24,7 +25,7 @@ from edgellm.backends.cpu.simd import (
     store_f32,
     sub,
 )
-from edgellm.backends.cpu.tape import Buf, Tape
+from edgellm.backends.cpu.tape import Tape
 from edgellm.backends.cpu.vecmath import ZERO, arg
 
 __all__ = ["record_rope"]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import struct
 import weakref
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,15 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.backends.base import Batch
+from edgellm.backends.cpu.arena import ALIGN, Arena, Buf, Span, Storage
 from edgellm.backends.cpu.jit import Kernel
 from edgellm.backends.cpu.rows import OUTPUTS, TOKENS, Growing, Rows
 
-__all__ = ["Arena", "Buf", "Shape", "Span", "Tape", "float_bits"]
-
-ALIGN = 64
-CHUNK = 1 << 22
-Span = tuple[int, int]
-"""Address and length in bytes of memory that an op touches."""
+__all__ = ["Shape", "Tape", "float_bits"]
 
 # Fields of an op's row, int64 each: a cache line for the op, one that changes, one for ops that follow it.
 KERNEL, UNITS, STEP, BARRIER, ARGS, N_FOLLOWERS, ROW = 0, 1, 2, 3, 4, 5, 24
@@ -43,99 +38,6 @@ FOLLOWERS, FOLLOWER = 16, 4
 def float_bits(x: float) -> int:
     """A float32 as the integer that `float_of_bits` reads."""
     return int(struct.unpack("<i", struct.pack("<f", x))[0])
-
-
-class Arena:
-    """Memory for activations, shared by all tapes of a backend (only one runs at a time). Chunks never move."""
-
-    def __init__(self) -> None:
-        self._chunks: list[npt.NDArray[np.uint8]] = []
-        self._index = self._offset = 0
-        self._free: dict[int, deque[int]] = defaultdict(deque)
-        self._rows: list[npt.NDArray[np.int64]] = []
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes reserved (memory is taken when it is first written)."""
-        return sum(c.nbytes for c in self._chunks)
-
-    def restart(self) -> None:
-        """Begin a new recording: everything is free again."""
-        self._index = self._offset = 0
-        self._free.clear()
-
-    def take(self, size: int) -> int:
-        """Address of `size` bytes, 64-byte aligned; the longest-free buffer of that size, or fresh memory."""
-        size = -(-max(size, 1) // ALIGN) * ALIGN
-        if self._free[size]:
-            return self._free[size].popleft()
-        while self._index < len(self._chunks):
-            chunk = self._chunks[self._index]
-            start = -(-(chunk.ctypes.data + self._offset) // ALIGN) * ALIGN
-            if start + size <= chunk.ctypes.data + chunk.nbytes:
-                self._offset = start + size - chunk.ctypes.data
-                return start
-            self._index, self._offset = self._index + 1, 0
-        self._chunks.append(np.empty(max(size + ALIGN, CHUNK), np.uint8))
-        return self.take(size)
-
-    def take_rows(self, count: int) -> npt.NDArray[np.int64]:
-        """A table of tape rows, aligned to cache lines. A late thread may look at one (not: work on it) after its tape
-        is gone, so tables are kept for the next tape and never freed."""
-        size = max(64, 1 << (count - 1).bit_length())
-        for i, table in enumerate(self._rows):
-            if len(table) == size:
-                return self._rows.pop(i)
-        return _aligned(size, ROW)
-
-    def give_back_rows(self, table: npt.NDArray[np.int64]) -> None:
-        """Keep a table for the next tape."""
-        self._rows.append(table)
-
-    def give_back(self, address: int, size: int) -> None:
-        """Free what `take` gave."""
-        self._free[-(-max(size, 1) // ALIGN) * ALIGN].append(address)
-
-
-class _Storage:
-    """Memory behind one or more handles; `release` hears when the last one is gone. `derived` keeps forms made from it
-    once (quantised rows)."""
-
-    def __init__(self, address: int, nbytes: int, release: Callable[[int, int], None] | None = None):
-        self.address, self.nbytes, self.release = address, nbytes, release
-        self.derived: dict[Any, Any] = {}
-
-    def __del__(self) -> None:
-        if self.release is not None:
-            self.release(self.address, self.nbytes)
-
-
-class Buf:
-    """A handle on an activation: contiguous, float32 unless its user says otherwise. A length that counts rows is
-    `Rows`."""
-
-    def __init__(self, storage: _Storage, shape: tuple[int, ...], size: int | None = None):
-        self.storage, self.shape = storage, shape
-        self.size = math.prod(shape) if size is None else size
-        """Number of elements."""
-        self.address = storage.address
-        """Where it starts."""
-        self.span: Span = storage.address, storage.nbytes
-        """All of its memory."""
-
-    @property
-    def derived(self) -> dict[Any, Any]:
-        """Forms made from this buffer, by any key; they live as long as it does."""
-        return self.storage.derived
-
-    def reshape(self, *shape: int) -> Buf:
-        """The same memory under another shape; one length may be -1."""
-        if -1 in shape:
-            rest = -math.prod(shape)
-            shape = tuple(self.size // rest if n == -1 else n for n in shape)
-        if math.prod(map(int, shape)) != self.size:
-            raise ValueError(f"cannot reshape {self.shape} to {shape}")
-        return Buf(self.storage, shape, self.size)
 
 
 @dataclass
@@ -176,6 +78,7 @@ class Tape:
         """Those of all ops, one after another."""
         self._growing: list[Growing] = []
         self._counts: tuple[int, int] = (-1, -1)
+        self._n_stored = 0
         self._keep: list[Any] = []
         self._reads: list[Span] = []
         self._writes: list[Span] = []
@@ -198,12 +101,12 @@ class Tape:
     def new(self, *shape: int, itemsize: int = 4) -> Buf:
         """Memory for an activation of this shape."""
         nbytes = int(size := math.prod(shape)) * itemsize
-        return Buf(_Storage(self._arena.take(nbytes), nbytes, self._release), shape, size)
+        return Buf(Storage(self._arena.take(nbytes), nbytes, self._release), shape, size)
 
     def external(self, array: npt.NDArray[Any], *shape: int) -> Buf:
         """A handle on an array that something outside the tape fills before each run."""
         self._keep.append(array)
-        return Buf(_Storage(array.ctypes.data, array.nbytes), shape)
+        return Buf(Storage(array.ctypes.data, array.nbytes), shape)
 
     def count(self, array: npt.NDArray[Any]) -> int:
         """Length of an array with an entry per row: Rows where it is one of the batch's."""
@@ -254,6 +157,10 @@ class Tape:
             ratio = 1 if made is None else made[1]
             self._makers[writes[0].address] = op, grain[1] * ratio
         return len(self._ops) - 1 if made is None else -1
+
+    def stored(self) -> None:
+        """The last op wrote to the cache: it and those before it are all that a batch without output rows needs."""
+        self._n_stored = len(self._ops)
 
     def _followed(self, grain: tuple[Buf, int], read: list[Span], written: list[Span]) -> tuple[_Op, int] | None:
         """The op since the last barrier that this one can follow, and its units per unit of that op."""
@@ -308,7 +215,7 @@ class Tape:
         self.arguments = np.array(self._args, np.int64)
         base = self.arguments.ctypes.data
         addresses = {kernel: address_of(kernel) for kernel in set(self.kernels)}
-        table = self._arena.take_rows(len(self._ops))
+        table = self._arena.take_rows(len(self._ops), ROW)
         weakref.finalize(self, self._arena.give_back_rows, table).atexit = False
         table[:, COUNTER] = 0  # before the other fields, see `run_ops`
         self.rows = table[: len(self._ops)]
@@ -355,6 +262,11 @@ class Tape:
         self.rows[first:last, DONE] = 0
 
     @property
+    def n_ops(self) -> int:
+        """How many of the ops the batch that was loaded needs: where no rows are wanted, none after the last store."""
+        return len(self.rows) if self.loaded(self._output_rows) else self._n_stored
+
+    @property
     def output(self) -> npt.NDArray[np.float32]:
         """The result of the batch that was loaded, in memory that the next run overwrites."""
         return self._output[: self.loaded(self._output_rows)]
@@ -385,12 +297,6 @@ def _overlap(a: list[Span], b: list[Span]) -> bool:
             if x < v + n and v < x + m:
                 return True
     return False
-
-
-def _aligned(rows: int, columns: int) -> npt.NDArray[np.int64]:
-    memory = np.zeros(rows * columns * 8 + ALIGN, np.uint8)
-    start = -memory.ctypes.data % ALIGN
-    return memory[start : start + rows * columns * 8].view(np.int64).reshape(rows, columns)
 
 
 def _array(address: int, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from edgellm.backends.base import Batch
+from edgellm.backends.cpu.arena import ALIGN
 from edgellm.backends.cpu.cores import SCRATCH_BYTES, STRIDE, addresses_of_calls, follow_core, forget_cores, nanoseconds
 from edgellm.backends.cpu.jit import Library, inline, jit_disabled, kernel
 from edgellm.backends.cpu.simd import (
@@ -35,7 +36,6 @@ from edgellm.backends.cpu.simd import (
 )
 from edgellm.backends.cpu.simd_call import call_kernel, call_plain
 from edgellm.backends.cpu.tape import (
-    ALIGN,
     ARGS,
     BARRIER,
     COUNTER,
@@ -229,10 +229,10 @@ class Team:
             self._start()  # now, so that a system without threads says so before anything is computed
 
     def run(self, tape: Tape, batch: Batch) -> None:
-        """Load a batch into a tape and run all of its ops."""
+        """Load a batch into a tape and run the ops it needs."""
         with self._lock:
             self._load(tape, batch)
-            self._run(tape, 0, len(tape.rows))
+            self._run(tape, 0, tape.n_ops)
 
     def load(self, tape: Tape, batch: Batch) -> None:
         """Load a batch into a tape that is then run in parts."""

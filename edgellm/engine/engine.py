@@ -114,13 +114,14 @@ class Engine:
         """Advance every scheduled request; returns (request_id, event) pairs, those of aborted requests included."""
         began = time.perf_counter()
         since = self._told if self.scheduler.running else began
-        self.ahead.advance(len(self.scheduler.running))
-        self.pacer.spent = time.perf_counter() - began
-        self._speculate()
         num_settled = self._num_settled()
         if self.slices.schedule or (num_settled and self.runner.can_pause and self._is_next_prompt_long()):
+            self._speculate()
             self._step_with_slice(since, num_settled)
         else:
+            self.ahead.advance(len(self.scheduler.running))
+            self.pacer.spent = time.perf_counter() - began
+            self._speculate()
             schedule = self.scheduler.schedule(self.pacer.budget(num_settled))
             self._compute(schedule, num_settled)
             if num_settled and _is_plain(schedule):
@@ -215,6 +216,7 @@ class Engine:
         self._compute(schedule, num_settled)
         if _is_plain(schedule):
             self.slices.observe(time.perf_counter() - since, alone=not (self.slices.schedule or prompts.items))
+        self.ahead.advance(len(self.scheduler.running), self.slices.time_left(since))
         while self._advance_pass(prompts, since, num_settled > 0) and num_settled and self.slices.has_time(since):
             prompts = take_prompts(self.scheduler.schedule(self.slices.budget(), decoding=False))
 

@@ -34,6 +34,9 @@ STEPS = 8
 FEWEST = 32
 """Tokens of a pass at least, where the prompt has them, and of the first one, before any was timed."""
 
+SCANT = 0.25
+"""Usual steps that are too few for a slice, but not twice in a row: one op may take longer."""
+
 LEAST = 0.5
 """Usual steps that a slice may take at least, should decoding have become dearer meanwhile: prompts still advance."""
 
@@ -62,6 +65,8 @@ class Slices:
         self._steps = 0
         self._pass: RunnerPass | None = None
         self._spent = self._granted = 0.0
+        self._sat_out = False
+        """Whether the pass was left alone in the last step that had time for it."""
         self.schedule: Schedule | None = None
         """What the pass under way computes."""
 
@@ -88,9 +93,12 @@ class Slices:
         """Go on with the pass, in a step that has taken `elapsed` seconds already; to its end unless the step is
         `waited_for`. The rows of its items when it is done; raises what the model raises."""
         assert self._pass is not None
-        seconds = self._allowance() - elapsed if waited_for and self._usual else inf
-        if seconds <= 0:
+        usual = median(self._usual) if waited_for and self._usual else 0.0
+        seconds = self._allowance() - elapsed if usual else inf
+        if seconds <= 0 or (seconds < SCANT * usual and not self._sat_out):
+            self._sat_out |= seconds > 0
             return None
+        self._sat_out = False
         began = time.perf_counter()
         done = self._pass.advance(seconds)
         self._spent += time.perf_counter() - began
@@ -104,7 +112,11 @@ class Slices:
 
     def has_time(self, since: float) -> bool:
         """Whether a step that began at `since` has room for a part of another pass that is worth its beginning."""
-        return bool(self._usual) and self._allowance() - (time.perf_counter() - since) > LEAST * median(self._usual)
+        return bool(self._usual) and self.time_left(since) > LEAST * median(self._usual)
+
+    def time_left(self, since: float) -> float:
+        """Seconds that a step which began at `since` may still take."""
+        return self._allowance() - (time.perf_counter() - since) if self._usual else inf
 
     def drop(self) -> None:
         """Forget the pass under way; its tokens are computed again, unless they were done."""

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from edgellm.backends.base import Batch
+from edgellm.backends.cpu.arena import Buf
 from edgellm.backends.cpu.backend import CPUBackend
 from edgellm.backends.cpu.embed import KERNELS
-from edgellm.backends.cpu.tape import BARRIER, N_FOLLOWERS, Buf
+from edgellm.backends.cpu.tape import BARRIER, N_FOLLOWERS
 from edgellm.backends.dequant import dequantise
 from edgellm.quants import QUANT_TABLE, GGMLType, QTensor
 from tests.cpu.support import Cache, tensor

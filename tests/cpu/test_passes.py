@@ -70,7 +70,7 @@ def test_a_run_goes_as_far_as_its_time() -> None:
 
 
 def test_a_new_tape_starts_from_the_times_of_another() -> None:
-    """A prompt's last pass has a tape of its own: the same ops, then those of the logits."""
+    """Of one for more rows or sequences: the same ops, perhaps some less or more at the end."""
     times = OpTimes(4)
     times.scale(64)
     times.learn(0, 4, 0.004)
@@ -81,6 +81,17 @@ def test_a_new_tape_starts_from_the_times_of_another() -> None:
         assert other.reach(0, 1.0) == n_ops
         other.learn(0, 2, 0.002)
     assert times.reach(0, 0.0031) == 3, "the other tape's times are its own"
+
+
+def test_two_slow_runs_in_a_row_say_that_the_machine_is_slow() -> None:
+    times = OpTimes(40)
+    times.learn(0, 40, 0.040)
+    times.learn(0, 10, 0.020)
+    assert times.reach(20, 0.0041) == 24
+    times.learn(10, 20, 0.030)
+    assert times.reach(20, 0.0041) == 22  # both took twice as long or more
+    times.learn(20, 22, 0.002)
+    assert times.reach(22, 0.0041) == 26
 
 
 def test_a_disturbed_run_says_little_and_a_quick_one_all() -> None:

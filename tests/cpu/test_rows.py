@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -89,3 +90,27 @@ def test_a_recording_serves_steps_of_other_sizes(tmp_path, arch):
     for a, b in zip(shared, alone, strict=True):
         assert a.shape == b.shape and (a == b).all()
     assert cache == own_cache  # rows that a smaller step does not have are written nowhere
+
+
+@pytest.mark.skipif(jit_disabled(), reason="plain Python is slow")
+def test_a_batch_without_output_rows_ends_with_its_last_store(tmp_path):
+    with open_gguf(tiny_gguf(tmp_path / "tiny.gguf", "llama", quant="Q8_0")) as gguf:
+        backend = CPUBackend(threads=2)
+        model = load_model(gguf, backend)
+        spec = KVSpec(model.config.n_kv_heads, model.config.k_dim, model.config.v_dim, "f16", BLOCK_SIZE, 0)
+        cache = Cache(np.random.default_rng(3), 1, 64)
+        kv = [backend.new_kv(spec, cache.n_blocks) for _ in range(2)]
+        batch = cache.batch({0: 40})
+        batch.ids[:] = np.arange(40) + 3
+        found = []
+        for outputs in ([39], [], [39]):
+            for pages in kv:
+                pages.blocks[:] = 0
+            logits = backend.execute(lambda b: model.forward(b, kv), replace(batch, output_rows=np.int32(outputs)))
+            [tape] = backend._tapes.values()  # one recording for both
+            assert (tape.n_ops < len(tape.rows)) == (not outputs)
+            found.append((logits, b"".join(pages.read_block(i) for pages in kv for i in range(cache.n_blocks))))
+        assert found[1][0].shape == (0, model.config.vocab_size)
+        assert found[0][1] == found[1][1] == found[2][1] and any(found[0][1])
+        np.testing.assert_array_equal(found[0][0], found[2][0])
+        backend.close()

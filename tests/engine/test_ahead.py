@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from edgellm.config import EngineConfig, SamplingParams
+from edgellm.engine.ahead import BlocksAhead
+from edgellm.engine.block_pool import BlockPool
 from edgellm.engine.engine import Engine
 from tests.support.scripted import ByteTokenizer, ScriptedRunner, hash_script, model_config
 
@@ -46,3 +50,19 @@ def test_no_more_blocks_than_there_are() -> None:
     while engine.has_work:
         engine.step()
     assert {block for _, block in runner.touched} <= {1, 2, 3, 4}
+
+
+def test_steps_without_time_touch_only_what_is_needed_soon() -> None:
+    pool, touched = BlockPool(50), list[int]()
+    ahead = BlocksAhead({0: pool}, lambda group, block: touched.append(block))
+    ahead.advance(6, inf)
+    for _ in range(9):
+        ahead.advance(6, seconds=0.0)
+    assert touched == [1, 2, 3]
+    pool.allocate(2)
+    ahead.advance(6, seconds=0.0)
+    ahead.advance(6, seconds=0.0)
+    assert touched == [1, 2, 3, 4, 5]
+    for _ in range(9):
+        ahead.advance(6, inf)
+    assert touched == [1, 2, 3, 4, 5, 6, 7, 8]

@@ -161,3 +161,10 @@ def test_a_slice_fills_a_step_up_to_three_plain_ones() -> None:
 
 def test_dearer_decoding_leaves_prompts_half_a_plain_step() -> None:
     assert Pacing().granted(0.040, times=9) == pytest.approx(0.005)
+
+
+def test_scant_time_is_left_alone_but_not_twice_in_a_row() -> None:
+    pacing = Pacing()
+    assert [pacing.granted(0.029) for _ in range(4)] == pytest.approx([0.0, 0.001, 0.0, 0.001])
+    pacing = Pacing()
+    assert [pacing.granted(taken) for taken in (0.029, 0.031, 0.029)] == pytest.approx([0.0, 0.0, 0.001])
