@@ -20,6 +20,7 @@ def create(name: str, file: str) -> None:
     """Make the model NAME from a Modelfile (FROM, PARAMETER, SYSTEM, TEMPLATE in Jinja, MESSAGE, LICENSE)."""
     from edgellm.hub.create import create as create_now
     from edgellm.hub.modelfile import parse_modelfile
+    from edgellm.server.options import parse_options
 
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
@@ -29,6 +30,7 @@ def create(name: str, file: str) -> None:
     except UnicodeDecodeError:
         raise RequestError(f"{file} is not UTF-8 text") from None
     modelfile = parse_modelfile(text)
+    parse_options(modelfile.params, source=name)  # says now what would fail in every answer
     for line in modelfile.notes:
         note(line)
     folder = Path.cwd() if file == "-" else Path(file).absolute().parent

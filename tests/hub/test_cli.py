@@ -76,6 +76,15 @@ def test_pull_list_run_and_remove(hub: Path, store: Store, capsys: pytest.Captur
     assert err == "edgellm: no model named tiny is here; get it with: edgellm pull tiny\n"
 
 
+def test_create_refuses_what_would_fail_in_every_answer(
+    hub: Path, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "Modelfile").write_text(f"FROM {hub.name}\nPARAMETER top_p 1.5\n")
+    _, err = says(capsys, 1, "create", "other", "-f", str(tmp_path / "Modelfile"))
+    assert "top_p" in err and err.count("\n") == 1
+    assert store.models() == []
+
+
 def test_create_and_verify(hub: Path, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "Modelfile").write_text(f"FROM {hub.name}\nPARAMETER temperature 0\nSYSTEM Be brief.\n")
     _, err = says(capsys, 0, "create", "mine", "-f", str(tmp_path / "Modelfile"))
