@@ -34,7 +34,6 @@ def _splat(type_name: str) -> Op:
     return op(f"{type_name}({scalar})", emit)(twin)
 
 
-splat_f32x4 = _splat("f32x4")
 splat_f32x8 = _splat("f32x8")
 splat_f32x16 = _splat("f32x16")
 splat_i8x16 = _splat("i8x16")
@@ -57,11 +56,6 @@ def reinterpret(source: str, target: str) -> Op:
     return op(f"{target}({source})", lambda e, x: e.bitcast(x, target))(twin)
 
 
-i8x32_as_i16x16 = reinterpret("i8x32", "i16x16")
-i8x32_as_i32x8 = reinterpret("i8x32", "i32x8")
-i16x16_as_i8x32 = reinterpret("i16x16", "i8x32")
-i32x8_as_i8x32 = reinterpret("i32x8", "i8x32")
-i32x8_as_i16x16 = reinterpret("i32x8", "i16x16")
 i32x8_as_f32x8 = reinterpret("i32x8", "f32x8")
 f32x8_as_i32x8 = reinterpret("f32x8", "i32x8")
 
@@ -191,7 +185,6 @@ def _widen(source: str, target: str, signed: bool) -> Op:
 sign_extend_i8x16 = _widen("i8x16", "i16x16", True)
 zero_extend_i8x16 = _widen("i8x16", "i16x16", False)
 sign_extend_i16x8 = _widen("i16x8", "i32x8", True)
-zero_extend_i16x8 = _widen("i16x8", "i32x8", False)
 
 
 def _int_to_float(count: int) -> Op:
@@ -204,7 +197,6 @@ def _int_to_float(count: int) -> Op:
 
 to_f32x4 = _int_to_float(4)
 to_f32x8 = _int_to_float(8)
-to_f32x16 = _int_to_float(16)
 
 
 @op("i32x8(f32x8)", lambda e, x: e.b.fptosi(e.call("llvm.rint.v8f32", "f32x8", x), e.type("i32x8")))
@@ -223,8 +215,6 @@ low_i8x32 = permute("i8x32", list(range(16)))
 high_i8x32 = permute("i8x32", list(range(16, 32)))
 low_i16x16 = permute("i16x16", list(range(8)))
 high_i16x16 = permute("i16x16", list(range(8, 16)))
-low_f32x16 = permute("f32x16", list(range(8)))
-high_f32x16 = permute("f32x16", list(range(8, 16)))
 twice_i8x16 = permute("i8x16", list(range(16)) * 2)
 
 

@@ -81,10 +81,7 @@ broadcast_ints = _broadcast("broadcast_ints", INTS)
 broadcast_floats = _broadcast("broadcast_floats", FLOATS)
 
 ints_as_bytes = reinterpret(INTS, BYTES)
-bytes_as_ints = reinterpret(BYTES, INTS)
 ints_as_pairs = reinterpret(INTS, PAIRS)
-i16x16_as_i32x8 = reinterpret("i16x16", "i32x8")
-i32x8_of_f32x8 = reinterpret("f32x8", "i32x8")
 
 
 @op(f"{FLOATS}({INTS})", lambda e, x: e.float_of_int(x, FLOATS))
