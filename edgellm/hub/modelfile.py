@@ -17,7 +17,7 @@ from typing import Any
 
 from edgellm.errors import RequestError, TemplateError, UnsupportedModel
 
-__all__ = ["Modelfile", "check_params", "check_template", "format_modelfile", "parse_modelfile"]
+__all__ = ["Modelfile", "check_template", "format_modelfile", "parse_modelfile"]
 
 _INTS = {"num_ctx", "num_predict", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "top_k", "seed"}
 _INTS |= {"repeat_last_n", "mirostat", "draft_num_predict"}
@@ -84,15 +84,6 @@ def _apply(found: Modelfile, line: int, word: str, value: str) -> None:
             f"line {line} of the Modelfile: {ascii(word)[:40]} is no instruction; known are FROM, PARAMETER, SYSTEM, "
             "TEMPLATE, MESSAGE, LICENSE"
         )
-
-
-def check_params(params: dict[str, Any]) -> dict[str, Any]:
-    """Options as a request gives them, with the types they must have. Raises RequestError."""
-    checked: dict[str, Any] = {}
-    for name, value in params.items():
-        for one in value if isinstance(value, list) else [value]:
-            _add_param(checked, name.lower(), one if isinstance(one, str) else str(one), "parameters")
-    return checked
 
 
 def _add_param(params: dict[str, Any], name: str, text: str, where: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgellm.errors import EdgeLLMError, ModelNotFound, RequestError, TemplateError, UnsupportedModel
 from edgellm.hub.create import create
-from edgellm.hub.modelfile import Modelfile, check_params, format_modelfile, parse_modelfile
+from edgellm.hub.modelfile import Modelfile, format_modelfile, parse_modelfile
 from edgellm.hub.store import Store, find
 from edgellm.hub.verify import scan_tensor, verify
 from edgellm.loader import open_gguf
@@ -133,12 +133,6 @@ def test_what_is_not_here(store: Store, tmp_path: Path) -> None:
     with pytest.raises(EdgeLLMError, match="not a GGUF file"):
         create("x", parse_modelfile("FROM ./bad.gguf"), tmp_path, store)
     assert store.names() == []
-
-
-def test_params_of_a_request() -> None:
-    assert check_params({"stop": ["a", "b"], "top_p": 0.5, "seed": 3}) == {"stop": ["a", "b"], "top_p": 0.5, "seed": 3}
-    with pytest.raises(RequestError):
-        check_params({"top_k": [[]]})
 
 
 @given(st.text(alphabet='FROMPARETSYMLIC "\n#abc{}%.$0', max_size=80).map(lambda t: "FROM a\n" + t))
