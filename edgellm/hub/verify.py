@@ -19,7 +19,7 @@ from edgellm.hub.manifest import Layer
 from edgellm.hub.names import is_path
 from edgellm.hub.store import Store
 from edgellm.loader import open_gguf
-from edgellm.quants import GGMLType, QTensor
+from edgellm.quants import QUANT_TABLE, GGMLType, QTensor
 
 __all__ = ["Report", "scan_tensor", "verify"]
 
@@ -143,11 +143,9 @@ def _check_tensors(path: Path, scan: bool, report: Report) -> None:
 
 def scan_tensor(tensor: QTensor) -> int | None:
     """How many of a tensor's scales (of a float tensor: its values) are NaN or infinite; None: type not scanned."""
-    from edgellm.quants import QUANT_TABLE
-
-    blocks = tensor.data.reshape(-1, QUANT_TABLE[tensor.type].type_size) if tensor.data.size else tensor.data
     if not tensor.data.size:
         return 0
+    blocks = tensor.data.reshape(-1, QUANT_TABLE[tensor.type].type_size)
     bad = 0
     for start in range(0, len(blocks), 1 << 20):
         piece = blocks[start : start + (1 << 20)]
