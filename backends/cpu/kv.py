@@ -1,10 +1,10 @@
 """The paged KV cache: layout, and writing a step's rows into it.
 
-A block holds BLOCK positions of all kv heads of one layer. Per head, K then V, each padded to a cache line:
-- K is dimension-major, [k_dim][BLOCK]: the lanes of a vector are positions, so q.k needs no sum over lanes;
-- V is position-major, [BLOCK][v_dim]: the lanes are dimensions.
+A block holds BLOCK_SIZE positions of all kv heads of one layer. Per head, K then V, each padded to a cache line:
+- K is dimension-major, [k_dim][BLOCK_SIZE]: the lanes of a vector are positions, so q.k needs no sum over lanes;
+- V is position-major, [BLOCK_SIZE][v_dim]: the lanes are dimensions.
 Elements are float32, float16, or (q8_0) int8 with one float16 scale per position and 32 dimensions; the scales follow
-the elements: K's as [groups][BLOCK], V's as [BLOCK][groups].
+the elements: K's as [groups][BLOCK_SIZE], V's as [BLOCK_SIZE][groups].
 """
 
 from __future__ import annotations
@@ -218,9 +218,8 @@ def slots_of(tape: Tape, group: int) -> npt.NDArray[np.int64]:
 
         def fill(batch: Batch) -> None:
             table = batch.block_tables[group]
-            if (
-                batch.n_tokens <= FEW_ROWS
-            ):  # numpy's indexing takes 0.1 ms where weights have driven it out of the caches
+            # Few: numpy's indexing takes 0.1 ms where weights have driven it out of the caches.
+            if batch.n_tokens <= FEW_ROWS:
                 starts, positions = batch.seq_starts.tolist(), batch.positions.tolist()
                 for s in range(batch.n_seqs):
                     for i in range(starts[s], starts[s + 1]):

@@ -8,8 +8,8 @@ own (cores.py). Products claim a thread's share of the units that are left: thei
 weights ahead of time, which helps only the thread that takes that unit. Each run has a generation, which stands in
 the upper half of every counter, so a thread that wakes up in an older run finds nothing to claim and comes home.
 
-Between tapes workers spin for about 100 us, then sleep on a semaphore. State is an int64 array, one cache line (8) per
-field or thread; the calling thread is member 0.
+Between tapes workers spin for about 100 us, then sleep on a semaphore. State is an int64 array: a cache line (8) for
+the generation, what does not change while a tape runs, then two lines per thread; the caller is member 0.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from edgellm.errors import BackendUnavailable
 
 __all__ = ["Team", "default_threads"]
 
-# Byte offsets in the state: a line each, then two lines per thread.
+# Byte offsets in the state, and those within the two lines of a thread.
 GENERATION, ROWS, N_OPS, YIELD, MEMBERS, SLEEP, SYSTEM, THREADS = 0, 64, 72, 80, 88, 96, 104, 192
 SEEN, SCRATCH, ASLEEP, CORE, PER_THREAD = 0, 8, 64, 72, STRIDE
 SPIN_WAIT = 256  # pauses before a waiting thread offers its core to others (about 15 us on x86)

@@ -3,7 +3,7 @@
     manifests/<host>/<namespace>/<model>/<tag>   JSON
     blobs/sha256-<hex>                           checked before they get this name, never changed after
     split/<manifest digest>/<file name>          links that give a split model's blobs their names back
-    partial/                                     downloads that are under way (download.py)
+    partial/                                     what is under way: downloads (journal.py), uploads, imports
 
 Blobs are written first, a manifest last and atomically, so a name that is there is whole. A model in use stays readable
 when it is removed: the files are memory-mapped.
