@@ -33,7 +33,6 @@ __all__ = [
     "nanoseconds",
 ]
 
-STRIDE = 128
 UNKNOWN = -1
 MOVES, PERIOD = 3, 100_000_000
 """A member that would move more often in so many nanoseconds ..."""
@@ -42,6 +41,7 @@ REST = 2_000_000_000
 MASK = 128
 """Bytes of a set of cores: 1024 of them. On a machine with more the system refuses to tell, and nobody moves."""
 SCRATCH_BYTES = 2 * MASK
+STRIDE = 128 + SCRATCH_BYTES
 CALLS = ("clock_gettime", "sched_getcpu", "sched_getaffinity", "sched_setaffinity")
 CLOCK, GETCPU, GET_MASK, SET_MASK = 0, 8, 16, 24
 MONOTONIC = getattr(time, "CLOCK_MONOTONIC", 1)

@@ -29,6 +29,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edgellm.backends.cpu import simd
 from edgellm.backends.cpu.unroll import namespace_of
 from edgellm.config import home
@@ -78,9 +80,10 @@ class Kernel:
 
     @property
     def key(self) -> str:
-        """Name and a hash of every source file that has a part in it."""
-        digest = hashlib.sha256()
-        for path in sorted(_sources(self.function)):
+        """Name and a hash of all that has a part in it: source files, and the constants that they take from others."""
+        paths, constants = _parts(self.function)
+        digest = hashlib.sha256(" ".join(sorted(constants)).encode())
+        for path in sorted(paths):
             digest.update(_file_digest(path))
         return f"{self.name}-{digest.hexdigest()[:12]}"
 
@@ -100,10 +103,12 @@ def _file_digest(path: str) -> bytes:
     return hashlib.sha256(Path(path).read_bytes()).digest()
 
 
-def _sources(function: Callable[..., Any]) -> set[str]:
+def _parts(function: Callable[..., Any]) -> tuple[set[str], set[str]]:
+    """Source files of a kernel and of what becomes part of it, and `name=value` of the constants they refer to."""
     here = Path(__file__).parent
     paths = {str(here / name) for name in ("jit.py", "compiler.py", "emit.py", "unroll.py")}
     paths |= {str(path) for path in here.glob("simd*.py")}
+    constants: set[str] = set()
     pending, seen = [function], set()
     while pending:
         current = pending.pop()
@@ -112,12 +117,17 @@ def _sources(function: Callable[..., Any]) -> set[str]:
         seen.add(current)
         paths.add(current.__code__.co_filename)
         namespace = namespace_of(current)
-        pending += [
-            v.function
-            for n in current.__code__.co_names + current.__code__.co_freevars
-            if isinstance(v := namespace.get(n), Inline)
-        ]
-    return paths
+        for name in current.__code__.co_names + current.__code__.co_freevars:
+            value = namespace.get(name)
+            if isinstance(value, Inline):
+                pending.append(value.function)
+            elif _is_plain(value):
+                constants.add(f"{name}={value}")
+    return paths, constants
+
+
+def _is_plain(value: Any) -> bool:
+    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, (int, float, str, np.number))
 
 
 class Target:

@@ -9,7 +9,7 @@ weights ahead of time, which helps only the thread that takes that unit. Each ru
 the upper half of every counter, so a thread that wakes up in an older run finds nothing to claim and comes home.
 
 Between tapes workers spin for about 100 us, then sleep on a semaphore. State is an int64 array: a cache line (8) for
-the generation, what does not change while a tape runs, then two lines per thread; the caller is member 0.
+the generation, what does not change while a tape runs, then six lines per thread; the caller is member 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 
 from edgellm.backends.base import Batch
 from edgellm.backends.cpu.arena import ALIGN
-from edgellm.backends.cpu.cores import SCRATCH_BYTES, STRIDE, addresses_of_calls, follow_core, forget_cores, nanoseconds
+from edgellm.backends.cpu.cores import STRIDE, addresses_of_calls, follow_core, forget_cores, nanoseconds
 from edgellm.backends.cpu.jit import Library, inline, jit_disabled, kernel
 from edgellm.backends.cpu.simd import (
     atomic_add,
@@ -53,9 +53,9 @@ from edgellm.errors import BackendUnavailable
 
 __all__ = ["Team", "default_threads"]
 
-# Byte offsets in the state, and those within the two lines of a thread.
+# Byte offsets in the state, and those within the lines of a thread.
 GENERATION, ROWS, N_OPS, YIELD, MEMBERS, SLEEP, SYSTEM, THREADS = 0, 64, 72, 80, 88, 96, 104, 192
-SEEN, SCRATCH, ASLEEP, CORE, PER_THREAD = 0, 8, 64, 72, STRIDE
+SEEN, SCRATCH, ASLEEP, CORE, SYSTEM_SCRATCH, PER_THREAD = 0, 8, 64, 72, 128, STRIDE
 SPIN_WAIT = 256  # pauses before a waiting thread offers its core to others (about 15 us on x86)
 PATIENCE = 200_000  # nanoseconds of waiting after which it sleeps instead
 NAP = 50  # microseconds
@@ -64,13 +64,20 @@ UNIT_MASK = (1 << 32) - 1
 
 
 @inline
-def spread(state: int, member: int, scratch: int) -> None:
-    """Leave a core that a member before this one is on."""
-    follow_core(state + SYSTEM, state + THREADS + CORE, load_i64(state + MEMBERS), member, scratch)
+def own_scratch(state: int, member: int) -> int:
+    """A member's memory for calls of the system. It lies in the state: what kernels use may be gone for a late one."""
+    return state + THREADS + member * PER_THREAD + SYSTEM_SCRATCH
 
 
 @inline
-def wait_done(state: int, first: int, last: int, generation: int, scratch: int, member: int) -> int:
+def spread(state: int, member: int) -> None:
+    """Leave a core that a member before this one is on."""
+    members = load_i64(state + MEMBERS)
+    follow_core(state + SYSTEM, state + THREADS + CORE, members, member, own_scratch(state, member))
+
+
+@inline
+def wait_done(state: int, first: int, last: int, generation: int, member: int) -> int:
     """Wait until the ops of rows first..last are done. 0 if the run turns out to be over."""
     spins = 0
     since = 0
@@ -85,8 +92,8 @@ def wait_done(state: int, first: int, last: int, generation: int, scratch: int, 
             pause()
             spins += 1
             if spins > SPIN_WAIT:
-                spread(state, member, scratch)
-                now = nanoseconds(state + SYSTEM, scratch)
+                spread(state, member)
+                now = nanoseconds(state + SYSTEM, own_scratch(state, member))
                 if since == 0:
                     since = now
                 if now - since < PATIENCE:
@@ -105,10 +112,10 @@ def run_ops(state: int, generation: int, scratch: int, member: int) -> None:
     group = row
     while row < last:
         if load_i64(row + 8 * BARRIER) != 0:
-            if wait_done(state, group, row, generation, scratch, member) == 0:
+            if wait_done(state, group, row, generation, member) == 0:
                 return
             group = row
-        spread(state, member, scratch)
+        spread(state, member)
         counter = atomic_load(row + 8 * COUNTER)
         while True:
             # The counter is read before the row's other fields: a claim succeeds only if they belonged to it.
@@ -137,7 +144,7 @@ def run_ops(state: int, generation: int, scratch: int, member: int) -> None:
             counter = found
         row += 8 * ROW
     if member == 0:
-        wait_done(state, group, last, generation, scratch, member)
+        wait_done(state, group, last, generation, member)
 
 
 @kernel
@@ -249,7 +256,7 @@ class Team:
     def _load(self, tape: Tape, batch: Batch) -> None:
         self._generation += 1
         tape.load(batch, self._generation)
-        self._reserve(max(tape.scratch, SCRATCH_BYTES))
+        self._reserve(tape.scratch)
 
     def _run(self, tape: Tape, first: int, last: int) -> None:
         if jit_disabled():

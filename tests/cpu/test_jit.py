@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 
+from edgellm.backends.cpu import attention, team
 from edgellm.backends.cpu.jit import Kernel, Library, inline, jit_disabled, kernel
 from edgellm.backends.cpu.simd import (
     add,
@@ -104,3 +105,11 @@ def test_cached_kernel_loads_without_numba(tmp_path, monkeypatch):
         "assert Library().address(row_dot(2)); assert 'numba' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_constants_of_other_files_are_part_of_the_key(monkeypatch):
+    """An object compiled for another layout of the data would write where it must not."""
+    keys = {team.team_work.key, attention.attention_combine.key}
+    monkeypatch.setattr(team, "DONE", team.DONE + 1)
+    monkeypatch.setattr(attention, "UNIT_FIELDS", attention.UNIT_FIELDS + 1)
+    assert keys.isdisjoint({team.team_work.key, attention.attention_combine.key})

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from edgellm.backends.cpu.backend import CPUBackend
+from edgellm.backends.cpu.cores import SCRATCH_BYTES
 from edgellm.backends.cpu.elementwise import add_scaled
 from edgellm.backends.cpu.jit import Library, jit_disabled
 from edgellm.backends.cpu.simd import ISA
-from edgellm.backends.cpu.team import ASLEEP, PER_THREAD, THREADS
+from edgellm.backends.cpu.team import ASLEEP, CORE, PER_THREAD, SYSTEM_SCRATCH, THREADS
 from edgellm.errors import BackendUnavailable
 from tests.cpu.support import Cache, constant
 
@@ -168,3 +169,9 @@ def test_an_instruction_set_that_is_not_there_is_refused():
     done = subprocess.run([sys.executable, "-c", code], env={"EDGELLM_ISA": foreign}, capture_output=True, text=True)
     assert done.returncode == 1
     assert f"BackendUnavailable: EDGELLM_ISA={foreign}" in done.stderr
+
+
+def test_calls_of_the_system_write_where_nothing_else_is():
+    """A worker may make them late, when the scratch of the tape that it came for is gone."""
+    assert CORE + 24 <= SYSTEM_SCRATCH and SYSTEM_SCRATCH + SCRATCH_BYTES <= PER_THREAD
+    assert THREADS % 64 == PER_THREAD % 64 == SYSTEM_SCRATCH % 64 == 0
