@@ -286,6 +286,8 @@ class Engine:
         drafts, request.draft_ids = request.draft_ids[: item.num_draft_tokens], []
         accepted: list[int] = []
         if request.task is not Task.GENERATE:
+            if not request.num_computed_tokens:  # perhaps again, after a preemption
+                answer.rows.clear()
             answer.rows.append(rows)
         elif len(rows):
             try:

@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgellm import LLM
@@ -16,6 +17,7 @@ from edgellm.engine.engine import Engine
 from edgellm.engine.output import Completion
 from edgellm.engine.pacer import Budget
 from edgellm.engine.prompt_cache import PromptCache, check_path
+from edgellm.engine.request import Task
 from edgellm.engine.swap import SwapFile
 from edgellm.errors import RequestError
 from tests.support.scripted import ByteTokenizer, ScriptedRunner, hash_script, model_config
@@ -146,6 +148,20 @@ def test_a_swapped_request_is_not_computed_again(tmp_path: Path) -> None:
         computed.append(sum(tokens for step in driver.runner.steps for _, tokens, _ in step))
     assert computed[1] < computed[0]
     assert computed[1] == sum(len(p) + 59 for p in prompts(4, 100, seed=2))
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("task", [Task.LOGITS, Task.HIDDEN])
+def test_rows_of_every_position_come_once_also_after_a_preemption(task: Task, swapped: bool, tmp_path: Path) -> None:
+    older, prompt = list(range(1, 21)), list(range(1, 151))
+    driver = Driver(blocks=7, chunk=3, swap=tmp_path if swapped else None, prefix_sharing=False)
+    driver.add(older, max_tokens=60, ignore_eos=True)
+    request = driver.engine.add_request(prompt, SamplingParams(max_tokens=0), task)
+    answer = driver.engine.answers[request.request_id]
+    driver.finish()
+    assert request.num_preemptions
+    expected = [driver.runner._row(prompt[: i + 1], task) for i in range(150)]
+    np.testing.assert_array_equal(np.concatenate(answer.rows), np.array(expected, np.float32))
 
 
 def test_long_prompts_do_not_hold_up_running_answers() -> None:
