@@ -247,6 +247,7 @@ class Tape:
             self._counts = counts
             for growing in self._growing:
                 growing.set(np.array(counts))
+        self.arm(0, self.n_ops, len(self.rows))  # not run: no thread may claim them, however late it is
         for name in FIELDS:
             given = getattr(batch, name)
             getattr(self.batch, name)[: len(given)] = given

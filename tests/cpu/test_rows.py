@@ -13,6 +13,7 @@ from edgellm.backends.base import KVSpec
 from edgellm.backends.cpu.backend import CPUBackend
 from edgellm.backends.cpu.jit import jit_disabled
 from edgellm.backends.cpu.rows import OUTPUTS, TOKENS, Growing, Rows, pieces, room
+from edgellm.backends.cpu.tape import COUNTER
 from edgellm.config import BLOCK_SIZE
 from edgellm.loader import open_gguf
 from edgellm.models.registry import load_model
@@ -109,6 +110,7 @@ def test_a_batch_without_output_rows_ends_with_its_last_store(tmp_path):
             logits = backend.execute(lambda b: model.forward(b, kv), replace(batch, output_rows=np.int32(outputs)))
             [tape] = backend._tapes.values()  # one recording for both
             assert (tape.n_ops < len(tape.rows)) == (not outputs)
+            assert not tape.rows[tape.n_ops :, COUNTER].any(), "of no generation: nothing there can be claimed"
             found.append((logits, b"".join(pages.read_block(i) for pages in kv for i in range(cache.n_blocks))))
         assert found[1][0].shape == (0, model.config.vocab_size)
         assert found[0][1] == found[1][1] == found[2][1] and any(found[0][1])
