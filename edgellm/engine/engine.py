@@ -125,7 +125,7 @@ class Engine:
             schedule = self.scheduler.schedule(self.pacer.budget(num_settled))
             self._compute(schedule, num_settled)
             if num_settled and _is_plain(schedule):
-                self.slices.observe(time.perf_counter() - since, alone=True)
+                self.slices.observe(time.perf_counter() - since, len(schedule.items), alone=True)
         self._told = time.perf_counter()
         return self._events()
 
@@ -215,7 +215,8 @@ class Engine:
         prompts = take_prompts(schedule)
         self._compute(schedule, num_settled)
         if _is_plain(schedule):
-            self.slices.observe(time.perf_counter() - since, alone=not (self.slices.schedule or prompts.items))
+            alone = not (self.slices.schedule or prompts.items)
+            self.slices.observe(time.perf_counter() - since, len(schedule.items), alone)
         self.ahead.advance(len(self.scheduler.running), self.slices.time_left(since))
         while self._advance_pass(prompts, since, num_settled > 0) and num_settled and self.slices.has_time(since):
             prompts = take_prompts(self.scheduler.schedule(self.slices.budget(), decoding=False))

@@ -58,8 +58,11 @@ class Slices:
         self._runner = runner
         self._most = min(PASS_TOKENS, max_tokens)
         self._tokens = min(FEWEST, self._most)
-        self._usual: deque[float] = deque(maxlen=256)
-        """Seconds of steps that only decode: what answers are used to. Of steps with slices one in REMEMBER_EVERY."""
+        self._all_usual: dict[int, deque[float]] = {}
+        """Seconds of steps that only decode, by about how many answers: what they are used to. Of steps with slices one
+        in REMEMBER_EVERY."""
+        self._usual: deque[float] = deque()
+        """Of them those with as many answers as now."""
         self._now = Recent(9)
         """Seconds of decoding, lately."""
         self._steps = 0
@@ -82,8 +85,9 @@ class Slices:
         for item in schedule.items:
             item.request.computing = True
 
-    def observe(self, seconds: float, alone: bool) -> None:
+    def observe(self, seconds: float, num_answers: int, alone: bool) -> None:
         """A step's decoding took that long; `alone`: no prompt waits for the rest of the step."""
+        self._usual = self._all_usual.setdefault(num_answers.bit_length(), deque(maxlen=256))
         self._now.add(seconds)
         self._steps += 1
         if alone or not self._usual or self._steps % REMEMBER_EVERY == 0:

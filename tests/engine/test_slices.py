@@ -138,15 +138,15 @@ class Pacing:
         self.runner = ScriptedRunner(hash_script, model_config(), parts=100)
         self.slices = Slices(self.runner, 512)
         for _ in range(20):
-            self.slices.observe(0.010, alone=True)
+            self.slices.observe(0.010, num_answers=4, alone=True)
         self.slices.begin(Schedule([ScheduledRequest(Request(0, [1] * 99, 1), 32, 0)]))
 
-    def granted(self, decoding: float, times: int = 1) -> float:
+    def granted(self, decoding: float, times: int = 1, num_answers: int = 4) -> float:
         """Seconds for the slice of a step, the last of several alike; 0 for none."""
         [made] = self.runner.passes
         for _ in range(times):
             made.granted.clear()
-            self.slices.observe(decoding, alone=False)
+            self.slices.observe(decoding, num_answers, alone=False)
             self.slices.advance(decoding, waited_for=True)
         return made.granted[-1] if made.granted else 0.0
 
@@ -168,3 +168,10 @@ def test_scant_time_is_left_alone_but_not_twice_in_a_row() -> None:
     assert [pacing.granted(0.029) for _ in range(4)] == pytest.approx([0.0, 0.001, 0.0, 0.001])
     pacing = Pacing()
     assert [pacing.granted(taken) for taken in (0.029, 0.031, 0.029)] == pytest.approx([0.0, 0.0, 0.001])
+
+
+def test_many_answers_are_used_to_longer_steps_than_few() -> None:
+    """Else a prompt would hardly advance beside forty that came after one."""
+    pacing = Pacing()
+    assert pacing.granted(0.060, times=5, num_answers=40) == pytest.approx(0.120)
+    assert pacing.granted(0.010) == pytest.approx(0.020)
