@@ -169,14 +169,16 @@ class Engine:
 
     def close(self) -> None:
         """Abort everything and give back the model. Idempotent."""
-        for answer in list(self.answers.values()):
-            self._finish(answer, "abort")
-        functions, self.before_close = self.before_close, []
-        for function in functions:
-            function()
-        if self.speculator:
-            self.speculator.close()
-        self.runner.close()
+        try:
+            for answer in list(self.answers.values()):
+                self._finish(answer, "abort")
+            functions, self.before_close = self.before_close, []
+            for function in functions:
+                function()
+        finally:
+            if self.speculator:
+                self.speculator.close()
+            self.runner.close()
 
     def _speculate(self) -> None:
         """Guess ahead where all that runs is decoding: prompt tokens would blur what a guess costs."""

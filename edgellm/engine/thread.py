@@ -106,13 +106,13 @@ class EngineThread:
         limit = min(ctx or self.engine.config.ctx, self.engine.config.ctx)
         self.engine.check_prompt(prompt_ids, limit, task)
         stream = Stream(on_event, self._cancel, self._check_may_wait)
+        add = partial(self.engine.add_request, prompt_ids, params, task, ctx, show)
         with self._wake:
             most = self.engine.config.max_waiting
             if self._queued + len(self.engine.scheduler.waiting) >= most:
                 raise QueueFullError(f"{most} requests are waiting already; try again later")
+            self._order(lambda: self._start(stream, add))
             self._queued += 1
-        add = partial(self.engine.add_request, prompt_ids, params, task, ctx, show)
-        self._order(lambda: self._start(stream, add))
         return stream
 
     def call(self, function: Callable[[], T]) -> T:
@@ -171,7 +171,7 @@ class EngineThread:
         if os.getpid() != self._process:
             return
         with self._wake:
-            if not self._closed:
+            if not self._closed and self._failure is None:
                 self._orders.append(order)
                 self._wake.notify()
 
@@ -182,7 +182,7 @@ class EngineThread:
             request = add()
         except Exception as error:
             known = error if isinstance(error, EdgeLLMError) else EdgeLLMError(f"the request failed: {error}")
-            stream.put(TokenEvent("", finish_reason="error", error=known))
+            self._tell(stream, TokenEvent("", finish_reason="error", error=known))
             return
         stream.request_id = request.request_id
         stream.rows = self.engine.answers[request.request_id].rows
@@ -192,15 +192,32 @@ class EngineThread:
         try:
             while self._obey():
                 self._deliver(self.engine.step())
-            self._deliver(self._shut_down())
+            self._carry_out()
+            self.engine.close()
+            self._deliver(self.engine.step())
         except BaseException as error:
             log.exception("the engine thread stopped")
-            with self._wake:
-                self._failure = error
-            for stream in self._streams.values():
-                stream.put(TokenEvent("", finish_reason="error", error=EdgeLLMError(f"the engine stopped: {error}")))
-            while self._orders:
-                self._orders.popleft()()
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Nobody may wait for an engine that has stopped: carry out what was ordered before, then tell all streams,
+        those of requests ordered last included, then give back the model."""
+        with self._wake:
+            self._failure = error
+        while self._orders:
+            try:
+                self._carry_out()
+            except BaseException:
+                log.exception("an order to the stopped engine failed")
+        for stream in self._streams.values():
+            reason = EdgeLLMError(f"the engine stopped: {error}")
+            self._tell(stream, TokenEvent("", finish_reason="error", error=reason))
+        self._streams.clear()
+        self.engine.before_close.clear()  # the blocks of a broken engine are not worth keeping
+        try:
+            self.engine.close()
+        except BaseException:
+            log.exception("the stopped engine could not be closed")
 
     def _obey(self) -> bool:
         """Carry out what was ordered; waits while there is nothing to do. False when closed."""
@@ -210,26 +227,26 @@ class EngineThread:
                     self._wake.wait()
                 if self._closed:
                     return False
-                orders, self._orders = self._orders, deque()
-            for order in orders:
-                order()
+            self._carry_out()
             if self.engine.has_work:
                 return True
             self.engine.check_integrity()
 
-    def _shut_down(self) -> list[tuple[int, TokenEvent]]:
-        orders, self._orders = self._orders, deque()
-        for order in orders:
-            order()
-        self.engine.close()
-        return self.engine.step()
+    def _carry_out(self) -> None:
+        """What is ordered by now. One at a time, so that an order that fails takes no other with it."""
+        for _ in range(len(self._orders)):
+            self._orders.popleft()()
 
     def _deliver(self, events: list[tuple[int, TokenEvent]]) -> None:
         for request_id, event in events:
             stream = self._streams[request_id]
             if event.finish_reason is not None:
                 del self._streams[request_id]
-            try:
-                stream.put(event)
-            except Exception:
-                log.exception("a listener failed; its request goes on unheard")
+            self._tell(stream, event)
+
+    def _tell(self, stream: Stream, event: TokenEvent) -> None:
+        """Whatever a listener raises, SystemExit included: it must not end the others' answers."""
+        try:
+            stream.put(event)
+        except BaseException:
+            log.exception("a listener failed; its request goes on unheard")

@@ -200,6 +200,56 @@ def test_logits_of_all_positions() -> None:
         assert all(np.array_equal(logits[i], hash_script(ids[: i + 1])) for i in range(100))
 
 
+def test_a_stopped_engine_keeps_nobody_waiting() -> None:
+    """Neither those it was computing for, one of whom does not listen, nor those whose orders it had not begun."""
+    begun, stopping, told, counted = (threading.Event() for _ in range(4))
+
+    def stops(tokens):
+        begun.set()
+        assert stopping.wait(30)
+        raise SystemExit("broken")
+
+    def refuse(event: TokenEvent) -> None:
+        raise ValueError("not listening")
+
+    llm = scripted_llm(stops)
+    saved: list[str] = []
+    llm.engine.before_close.append(lambda: saved.append("blocks that may be wrong"))
+    first, _ = llm.submit([1], GREEDY, on_event=refuse), begun.wait(30)
+    second, late = llm.submit([2], GREEDY), list[TokenEvent]()
+    llm.submit([3], GREEDY, on_event=lambda event: (late.append(event), told.set()))
+    threading.Thread(target=lambda: (llm.stats(), counted.set()), daemon=True).start()
+    while len(llm._thread._orders) < 3:
+        time.sleep(0.001)
+    stopping.set()
+    assert told.wait(10) and counted.wait(10)
+    assert [str(event.error) for event in late] == ["the engine stopped: broken"]
+    with pytest.raises(EdgeLLMError, match="the engine stopped: broken"):
+        second.result()
+    first.cancel()
+    for _ in range(600):  # more than may wait: what is refused is not counted as waiting
+        with pytest.raises(EdgeLLMError, match="the engine has stopped: broken"):
+            llm.submit([4])
+    llm.close()
+    assert llm.engine.runner.closed and not saved  # type: ignore[attr-defined]
+
+
+def test_a_listener_that_fails_where_its_request_is_refused_ends_no_other() -> None:
+    heard: list[str] = []
+
+    def refuse(event: TokenEvent) -> None:
+        heard.append(str(event.error))
+        raise ValueError("not listening")
+
+    def no_grammar() -> object:
+        raise ValueError("no such rule")
+
+    with scripted_llm("Hello!") as llm:
+        llm.submit([1], SamplingParams(grammar=no_grammar), on_event=refuse)
+        assert llm.generate("x", GREEDY)[0].text == "Hello!"
+        assert heard == ["the request failed: no such rule"]
+
+
 def test_closing_ends_what_runs() -> None:
     llm = scripted_llm(hash_script, delay=0.005, ctx=4096)
     stream = llm.submit([1], GREEDY)
