@@ -90,9 +90,7 @@ class BlockPool:
     def lookup(self, digest: bytes, tokens: Sequence[int]) -> int | None:
         """The block of that content, or None. The ids are compared, so a digest alone is never trusted."""
         block = self._by_digest.get(digest)
-        if block is None or self._tokens[block] != tuple(tokens):
-            return None
-        return block
+        return block if block is not None and self._tokens[block] == tuple(tokens) else None
 
     def was_evicted(self, digest: bytes) -> bool:
         """Whether a block of that content was here and had to go."""

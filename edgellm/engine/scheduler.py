@@ -27,8 +27,8 @@ class SwapSpace(Protocol):
     def save(self, request_id: int, tables: list[list[int]]) -> bool:
         """Copy the rows of all blocks out; False when there is no room."""
 
-    def load(self, request_id: int, tables: list[list[int]]) -> None:
-        """Copy the rows back into tables of the same shape, and forget them."""
+    def load(self, request_id: int, tables: list[list[int]]) -> bool:
+        """Copy the rows back into tables of the same shape, and forget them. False when they cannot be read."""
 
     def drop(self, request_id: int) -> None:
         """Forget the rows of a request, if there are any."""
@@ -164,12 +164,11 @@ class Scheduler:
         self.running.remove(request)
         request.num_preemptions += 1
         request.draft_ids = []
-        computed, tables = request.num_computed_tokens, [list(t) for t in request.block_tables]
-        request.swapped = self.swap is not None and self.swap.save(request.request_id, tables)
-        released = list(request.num_released)
+        kept = request.block_tables, request.num_released, request.num_computed_tokens
+        request.swapped = self.swap is not None and self.swap.save(request.request_id, request.block_tables)
         self.kv.free(request)
         if request.swapped:
-            request.block_tables, request.num_released, request.num_computed_tokens = tables, released, computed
+            request.block_tables, request.num_released, request.num_computed_tokens = kept
         request.status = Status.WAITING
         self.waiting.appendleft(request)
         self._on_preempt(request)
@@ -180,12 +179,14 @@ class Scheduler:
             request = self.waiting[0]
             if not (self.kv.readmit if request.swapped else self.kv.admit)(request, headroom=len(self.running)):
                 return
+            if request.swapped and self.swap:
+                request.swapped = False
+                if not self.swap.load(request.request_id, request.block_tables):
+                    self.kv.free(request)
+                    continue  # as one that was never swapped: computed again
             self.waiting.popleft()
             self.running.append(request)
             request.status = Status.RUNNING
-            if request.swapped and self.swap:
-                self.swap.load(request.request_id, request.block_tables)
-                request.swapped = False
             n = budget.take(request)
             if self.kv.allocate(request, request.num_computed_tokens + n):
                 chosen[request] = self._item(request, n)

@@ -50,14 +50,19 @@ class SwapFile:
             return False
         return True
 
-    def load(self, request_id: int, tables: list[list[int]]) -> None:
-        """Copy the rows back into tables of the same shape, and forget them."""
-        for group, (table, slots) in enumerate(zip(tables, self._slots[request_id], strict=True)):
-            size = self._block_bytes[group]
-            for block, slot in zip((b for b in table if b != NULL_BLOCK), slots, strict=True):
-                data = os.pread(self._files[group].fileno(), size, slot * size)
-                self._runner.write_block(group, block, data)
-        self.drop(request_id)
+    def load(self, request_id: int, tables: list[list[int]]) -> bool:
+        """Copy the rows back into tables of the same shape, and forget them. False when they cannot be read: what was
+        copied until then is of no use."""
+        try:
+            for group, (table, slots) in enumerate(zip(tables, self._slots[request_id], strict=True)):
+                for block, slot in zip((b for b in table if b != NULL_BLOCK), slots, strict=True):
+                    self._runner.write_block(group, block, self._read(group, slot))
+        except OSError as error:
+            log.warning("swapping in failed (%s): request %d is computed again", error, request_id)
+            return False
+        finally:
+            self.drop(request_id)
+        return True
 
     def drop(self, request_id: int) -> None:
         """Forget the rows of a request, if there are any."""
@@ -76,6 +81,15 @@ class SwapFile:
             return self._free[group].pop()
         self._count[group] += 1
         return self._count[group] - 1
+
+    def _read(self, group: int, slot: int) -> bytes:
+        size, data = self._block_bytes[group], b""
+        while len(data) < size:
+            piece = os.pread(self._files[group].fileno(), size - len(data), slot * size + len(data))
+            if not piece:
+                raise OSError("the file has become shorter")
+            data += piece
+        return data
 
     def _write(self, group: int, slot: int, data: bytes) -> None:
         size = self._block_bytes[group]

@@ -164,6 +164,21 @@ def test_rows_of_every_position_come_once_also_after_a_preemption(task: Task, sw
     np.testing.assert_array_equal(np.concatenate(answer.rows), np.array(expected, np.float32))
 
 
+def test_what_cannot_be_swapped_in_is_computed_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    driver = Driver((48, 0), blocks=12, swap=tmp_path, ctx=256)
+    asked = prompts(4, 100, seed=2)
+    numbers = [driver.add(p, max_tokens=60) for p in asked]
+    space = driver.engine.scheduler.swap
+    assert isinstance(space, SwapFile)
+    while driver.engine.has_work:
+        for file in space._files:
+            file.truncate(0)
+        driver.step()
+    assert "swapping in failed" in caplog.text and space.used == 0
+    for number, prompt in zip(numbers, asked, strict=True):
+        assert same(driver.done[number], alone(prompt, (48, 0), max_tokens=60))
+
+
 def test_long_prompts_do_not_hold_up_running_answers() -> None:
     driver = Driver(chunk=16)
     running = [driver.add([i + 1] * 4, max_tokens=100) for i in range(4)]
