@@ -188,5 +188,5 @@ class Scheduler:
             self.running.append(request)
             request.status = Status.RUNNING
             n = budget.take(request)
-            if self.kv.allocate(request, request.num_computed_tokens + n):
+            if n and self.kv.allocate(request, request.num_computed_tokens + n):
                 chosen[request] = self._item(request, n)

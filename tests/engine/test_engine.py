@@ -191,6 +191,18 @@ def test_long_prompts_do_not_hold_up_running_answers() -> None:
         assert sum(tokens for number, tokens, _ in items if number not in running) <= 16
 
 
+def test_a_prompt_that_sits_a_step_out_is_no_part_of_it() -> None:
+    """A sequence without tokens would make a step with a draft look like plain decoding."""
+    driver = Driver()
+    driver.add([1] * 10)
+    driver.step()
+    driver.engine.pacer.budget = lambda num_settled: Budget(16, 0.0, lambda depth: 1.0, 0)  # type: ignore[method-assign]
+    driver.add([2] * 10)
+    driver.step()
+    assert len(driver.engine.scheduler.running) == 2
+    assert driver.runner.steps == [[(0, 10, 0)], [(0, 1, 0)]]
+
+
 def test_prompts_that_come_together_are_computed_together() -> None:
     driver = Driver(max_batch_tokens=64)
     numbers = [driver.add([i + 1] * 32, max_tokens=30) for i in range(8)]
