@@ -32,6 +32,10 @@ MAX_HEADER = 64 << 20
 MAX_BYTES = 4 << 30
 """Most bytes written; the most recently used prefixes are kept."""
 PIECE = 1 << 20
+MAX_ID = (1 << 31) - 1
+
+Blocks = list[tuple[bytes, list[int]]]
+"""Parent digest and token ids of each block, most recently used first."""
 
 
 class Damaged(Exception):
@@ -68,11 +72,11 @@ class PromptCache:
         A file that is damaged or of another model or setting is left alone, with one line in the log."""
         try:
             with open(self.path, "rb") as file:
-                header = self._check(file)
-                if header["key"] != json.loads(json.dumps(self.key)):
+                header, num_bytes = self._check(file)
+                if header.get("key") != json.loads(json.dumps(self.key)):
                     log.warning("prompt cache %s is of another model or setting: not used", self.path)
                     return 0
-                return self._read_blocks(file, header["groups"])
+                return self._read_blocks(file, self._listed(header.get("groups"), num_bytes))
         except FileNotFoundError:
             return 0
         except (OSError, Damaged) as error:
@@ -123,8 +127,9 @@ class PromptCache:
                 put(self.runner.read_block(g, block))
         file.write(digest.digest())
 
-    def _check(self, file: BinaryIO) -> dict[str, Any]:
-        """The header of a file that is whole, its checksum included; the file stands at the first block then."""
+    def _check(self, file: BinaryIO) -> tuple[dict[str, Any], int]:
+        """The header of a file that is whole, its checksum included, and how many bytes of blocks follow it; the file
+        stands at the first block then."""
         size = os.fstat(file.fileno()).st_size
         start = file.read(len(MAGIC) + 8)
         length = int.from_bytes(start[len(MAGIC) :], "little")
@@ -133,7 +138,7 @@ class PromptCache:
         digest, left = hashlib.blake2b(start, digest_size=32), size - len(start) - 32
         text = file.read(length)
         digest.update(text)
-        left -= length
+        num_bytes = left = left - length
         first = file.tell()
         while left > 0:
             piece = file.read(min(PIECE, left))
@@ -145,28 +150,47 @@ class PromptCache:
             raise Damaged("the checksum does not match")
         file.seek(first)
         try:
-            header: dict[str, Any] = json.loads(text)
-        except ValueError as error:
+            header = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise Damaged("the header is no JSON") from error
-        return header
+        if not isinstance(header, dict):
+            raise Damaged("the header is no JSON object")
+        return header, num_bytes
 
-    def _read_blocks(self, file: BinaryIO, groups: list[dict[str, Any]]) -> int:
-        """Blocks are taken from clean ones only, the oldest first, so that the order of eviction is as it was."""
+    def _listed(self, groups: Any, num_bytes: int) -> list[Blocks]:
+        """Each group's blocks, checked before any is taken: anybody can write a file with the right checksum."""
+        try:
+            sizes = [group["block_bytes"] for group in groups]
+            listed = [[(bytes.fromhex(parent), list(ids)) for parent, ids in group["blocks"]] for group in groups]
+        except (KeyError, TypeError, ValueError) as error:
+            raise Damaged("the header does not list blocks") from error
+        if sizes != self._sizes:
+            raise Damaged("blocks of another size")
+        if sum(size * len(blocks) for size, blocks in zip(sizes, listed, strict=True)) != num_bytes:
+            raise Damaged("the header lists other blocks than follow it")
+        for ids in (ids for blocks in listed for _, ids in blocks):
+            if len(ids) != self.kv.block_size or not all(type(i) is int and 0 <= i <= MAX_ID for i in ids):
+                raise Damaged("a block whose tokens cannot be its own")
+        return listed
+
+    def _read_blocks(self, file: BinaryIO, groups: list[Blocks]) -> int:
+        """Blocks are taken from clean ones only, the oldest first, so that the order of eviction is as it was. Each
+        when its rows are read, so that a disk that fails leaves none behind that nobody holds."""
         loaded = [0]
-        for g, pool in enumerate(self.kv.pools):
-            blocks, size = groups[g]["blocks"], self._sizes[g]
-            if size != groups[g]["block_bytes"]:
-                raise Damaged("blocks of another size")
+        for g, (pool, blocks, size) in enumerate(zip(self.kv.pools, groups, self._sizes, strict=True)):
             first = file.tell()
             fitting = min(len(blocks), pool.num_free)
-            taken = pool.allocate(fitting)
             for i in range(fitting - 1, -1, -1):
-                parent, tokens = bytes.fromhex(blocks[i][0]), blocks[i][1]
+                parent, tokens = blocks[i]
                 file.seek(first + i * size)
-                self.runner.write_block(g, taken[i], file.read(size))
+                data = file.read(size)
+                if len(data) != size:
+                    raise Damaged("the file ends early")
+                [block] = pool.allocate(1)
+                self.runner.write_block(g, block, data)
                 digest = chain_digest(parent, tokens)
-                pool.register(taken[i], digest, parent, tokens)
-                pool.release(taken[i])
+                pool.register(block, digest, parent, tokens)
+                pool.release(block)
                 self._saved.add(digest)
             file.seek(first + len(blocks) * size)
             loaded.append(fitting * self.kv.block_size)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -11,15 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgellm import LLM
 from edgellm.config import EngineConfig, SamplingParams
 from edgellm.engine.engine import Engine
 from edgellm.engine.output import Completion
 from edgellm.engine.pacer import Budget
-from edgellm.engine.prompt_cache import PromptCache, check_path
 from edgellm.engine.request import Task
 from edgellm.engine.swap import SwapFile
-from edgellm.errors import RequestError
 from tests.support.scripted import ByteTokenizer, ScriptedRunner, hash_script, model_config
 
 WINDOWS = [(0,), (48, 0), (48,)]
@@ -279,101 +274,6 @@ def test_long_rope_picks_the_variant_by_prompt_and_answer() -> None:
     driver.engine.model_config = replace(driver.engine.model_config, rope=rope)
     variants = [driver.engine.add_request([1] * 40, SamplingParams(max_tokens=n)).rope_variant for n in (24, 25, -1)]
     assert variants == [0, 1, 1]
-
-
-def saved_cache(path: Path, driver: Driver, key: dict[str, Any] | None = None) -> PromptCache:
-    return PromptCache(path, key or {"model": "m"}, driver.engine.kv, driver.runner)
-
-
-@pytest.mark.parametrize("windows", WINDOWS)
-def test_a_saved_prompt_cache_serves_a_new_process(windows: tuple[int, ...], tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "cache"
-    prompt = (prompts(1, seed=4)[0] * 200)[:200]
-    first = Driver(windows)
-    number = first.add(prompt)
-    first.finish()
-    saved_cache(path, first).save()
-    turn = [*prompt, *first.done[number].ids, 5, 6, 7]
-
-    second = Driver(windows)
-    cache = saved_cache(path, second)
-    assert cache.load() >= 32
-    second.engine.check_integrity()
-    number = second.add(turn)
-    second.finish()
-    assert second.done[number].cached_tokens >= len(turn) - 3 - 32
-    assert same(second.done[number], alone(turn, windows))
-
-    small = Driver(windows, blocks=16)
-    saved_cache(path, small).load()
-    small.engine.check_integrity()
-    number = small.add(turn)
-    small.finish()
-    assert same(small.done[number], alone(turn, windows))
-
-
-def test_a_prompt_cache_never_replaces_a_file_that_is_none(tmp_path: Path) -> None:
-    """Somebody's notes, or the model itself, given as --prompt-cache by mistake; a pipe would be waited for."""
-    notes, pipe, long = tmp_path / "notes.txt", tmp_path / "pipe", tmp_path / ("x" * 300)
-    notes.write_text("precious")
-    os.mkfifo(pipe)
-    wanted = {notes: "would be overwritten", pipe: "regular file", tmp_path: "regular file"}
-    for path, message in {**wanted, notes / "below": "cannot be used", long: "cannot be used"}.items():
-        with pytest.raises(RequestError, match=message):
-            LLM("never-looked-for.gguf", prompt_cache=path)
-    driver = Driver()
-    driver.add([1] * 100)
-    driver.finish()
-    saved_cache(notes / "below", driver).save()  # fails with a line in the log, no more
-    saved_cache(tmp_path / "cache", driver).save()
-    (tmp_path / "empty").touch()
-    for name in ("cache", "empty", "new"):
-        check_path(tmp_path / name)
-    assert notes.read_text() == "precious"
-
-
-def test_an_unchanged_prompt_cache_is_not_written_again(tmp_path: Path) -> None:
-    driver = Driver()
-    driver.add([1] * 100)
-    driver.finish()
-    saved_cache(tmp_path / "cache", driver).save()
-    before = (tmp_path / "cache").stat()
-    fresh = Driver()
-    cache = saved_cache(tmp_path / "cache", fresh)
-    cache.load()
-    cache.save()
-    assert (tmp_path / "cache").stat().st_mtime_ns == before.st_mtime_ns
-    assert [p.name for p in tmp_path.iterdir()] == ["cache"]
-
-
-def test_a_damaged_or_foreign_prompt_cache_is_ignored_with_one_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    driver = Driver()
-    driver.add([1] * 100)
-    driver.finish()
-    path = tmp_path / "cache"
-    saved_cache(path, driver).save()
-    good = path.read_bytes()
-    rng = random.Random(1)
-    damaged = [b"", good[:10], good[:-1], good + b"x", b"\0" * len(good), good[:23] + b"\xff" * 8 + good[31:]]
-    for _ in range(30):
-        at = rng.randrange(len(good))
-        damaged.append(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
-    for data in damaged:
-        path.write_bytes(data)
-        fresh = Driver()
-        with caplog.at_level(logging.WARNING):
-            caplog.clear()
-            assert saved_cache(path, fresh).load() == 0
-        assert len(caplog.records) == 1
-        fresh.engine.check_integrity()
-    path.write_bytes(good)
-    with caplog.at_level(logging.WARNING):
-        caplog.clear()
-        assert saved_cache(path, Driver(), {"model": "other"}).load() == 0
-    assert "another model or setting" in caplog.text
-    assert saved_cache(tmp_path / "absent", Driver()).load() == 0
 
 
 def test_swap_space_is_bounded_and_given_back(tmp_path: Path) -> None:
