@@ -222,8 +222,13 @@ class LLM:
         texts over the context are cut to its first tokens, or refused (ContextLengthError) without `truncate`."""
         rows = [self._ids(text) or [self._filler()] for text in _several(texts)]
         rows = [ids[: self.ctx] if truncate else ids for ids in rows]
-        streams = [self._thread.submit(ids, SamplingParams(max_tokens=0), task=Task.HIDDEN) for ids in rows]
-        vectors = [self._pool(self._collect(stream)) for stream in streams]
+        streams: list[Stream] = []
+        try:
+            streams += (self._thread.submit(ids, SamplingParams(max_tokens=0), task=Task.HIDDEN) for ids in rows)
+            vectors = [self._pool(self._collect(stream)) for stream in streams]
+        finally:
+            for stream in streams:
+                stream.cancel()
         return np.stack(vectors) if vectors else np.zeros((0, self.config.dim), np.float32)
 
     def on_engine(self, function: Callable[[], T]) -> T:

@@ -250,6 +250,19 @@ def test_a_listener_that_fails_where_its_request_is_refused_ends_no_other() -> N
         assert heard == ["the request failed: no such rule"]
 
 
+def test_a_text_that_cannot_be_embedded_cancels_the_others() -> None:
+    with scripted_llm(hash_script, ctx=64) as llm:
+        held, release = threading.Event(), threading.Event()
+        holder = threading.Thread(target=llm.on_engine, args=(lambda: (held.set(), release.wait(30)),))
+        holder.start()
+        assert held.wait(30)
+        with pytest.raises(ContextLengthError):
+            llm.embed([[1] * 8, [1] * 65], truncate=False)
+        release.set()
+        holder.join()
+        assert llm.stats()["finish_reasons"] == {"abort": 1}
+
+
 def test_closing_ends_what_runs() -> None:
     llm = scripted_llm(hash_script, delay=0.005, ctx=4096)
     stream = llm.submit([1], GREEDY)
