@@ -25,7 +25,7 @@ from edgellm.engine.model_runner import Runner
 from edgellm.engine.output import Completion, TokenEvent, TokenLogprobs
 from edgellm.engine.request import Task
 from edgellm.engine.thread import EngineThread, Stream
-from edgellm.errors import BackendUnavailable, RequestError
+from edgellm.errors import BackendUnavailable, EdgeLLMError, RequestError
 from edgellm.memory import peak_bytes
 from edgellm.models.config import ModelConfig
 
@@ -237,17 +237,21 @@ class LLM:
 
     def stats(self) -> dict[str, Any]:
         """Counters and gauges of this model's engine; of a file also `planned_bytes` (what `edgellm plan` says for one
-        conversation of `ctx` tokens) beside `peak_bytes`, the most this process has held."""
+        conversation of `ctx` tokens; None if the file is gone) beside `peak_bytes`, the most this process has held."""
         stats = self._thread.call(self.engine.stats)
         return stats if self.path is None else {**stats, "planned_bytes": self._planned, "peak_bytes": peak_bytes()}
 
     @cached_property
-    def _planned(self) -> int:
+    def _planned(self) -> int | None:
         from edgellm.hub import plan
 
         assert self.path is not None
-        draft = plan.local_facts(self._draft_path) if self._draft_path else None
-        made = plan.make(plan.local_facts(self.path), None, self.ctx, self.engine.config.kv_type, draft)
+        try:  # the file again: what is open may have been removed, and runs on
+            draft = plan.local_facts(self._draft_path) if self._draft_path else None
+            made = plan.make(plan.local_facts(self.path), None, self.ctx, self.engine.config.kv_type, draft)
+        except (OSError, EdgeLLMError) as error:
+            log.warning("stats without planned_bytes: %s", error)
+            return None
         return made.memory.total_bytes
 
     def settle(self) -> float | None:

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from edgellm.config import EngineConfig, SamplingParams
 from edgellm.engine.output import TokenEvent
 from edgellm.errors import BackendUnavailable, ContextLengthError, EdgeLLMError, QueueFullError, RequestError
 from tests.support.scripted import EOS, ByteTokenizer, ScriptedRunner, hash_script, model_config, scripted_llm
+from tests.support.tiny import tiny_gguf
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -261,6 +263,17 @@ def test_a_text_that_cannot_be_embedded_cancels_the_others() -> None:
         release.set()
         holder.join()
         assert llm.stats()["finish_reasons"] == {"abort": 1}
+
+
+def test_statistics_of_a_model_whose_file_was_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tiny_gguf(tmp_path / "tiny.gguf")
+    with LLM(path, backend="reference", memory=1 << 30) as llm:
+        path.rename(tmp_path / "elsewhere.gguf")
+        assert [llm.stats()["planned_bytes"] for _ in range(2)] == [None] * 2
+        assert caplog.text.count("stats without planned_bytes") == 1
+        assert len(llm.generate([[5]], SamplingParams(max_tokens=2, ignore_eos=True))[0].ids) == 2
+    with LLM(tmp_path / "elsewhere.gguf", backend="reference", memory=1 << 30) as llm:
+        assert llm.stats()["planned_bytes"] > 0
 
 
 def test_closing_ends_what_runs() -> None:
