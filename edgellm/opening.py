@@ -144,6 +144,7 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
         swap = None
         if config.swap_space:
             swap = SwapFile(runner, len(pools.blocks), config.swap_space, home() / "swap")
+            opened.callback(swap.close)
         model = _draft_model(target, draft, backend, draft_pools, config) if draft and draft_pools else None
         speculator = None
         if lookup or model:

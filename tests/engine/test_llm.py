@@ -14,6 +14,7 @@ import pytest
 from edgellm import LLM
 from edgellm.config import EngineConfig, SamplingParams
 from edgellm.engine.output import TokenEvent
+from edgellm.engine.swap import SwapFile
 from edgellm.errors import BackendUnavailable, ContextLengthError, EdgeLLMError, QueueFullError, RequestError
 from tests.support.scripted import EOS, ByteTokenizer, ScriptedRunner, hash_script, model_config, scripted_llm
 from tests.support.tiny import tiny_gguf
@@ -274,6 +275,13 @@ def test_statistics_of_a_model_whose_file_was_removed(tmp_path: Path, caplog: py
         assert len(llm.generate([[5]], SamplingParams(max_tokens=2, ignore_eos=True))[0].ids) == 2
     with LLM(tmp_path / "elsewhere.gguf", backend="reference", memory=1 << 30) as llm:
         assert llm.stats()["planned_bytes"] > 0
+
+
+def test_the_swap_space_is_given_back_on_close(tmp_path: Path) -> None:
+    with LLM(tiny_gguf(tmp_path / "tiny.gguf"), backend="reference", memory=1 << 30, swap_space=1 << 20) as llm:
+        space = llm.engine.scheduler.swap
+        assert isinstance(space, SwapFile) and not any(file.closed for file in space._files)
+    assert space._files and all(file.closed for file in space._files)
 
 
 def test_closing_ends_what_runs() -> None:
