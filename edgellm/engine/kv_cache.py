@@ -96,7 +96,7 @@ class KVCache:
         """Start a waiting request on the longest cached prefix: fills its tables and `num_computed_tokens`.
 
         False, and nothing changed, unless every pool could hold the whole prompt and `headroom` blocks more."""
-        n_blocks, reason = self._match(request)
+        n_blocks, reach = self._match(request)
         computed = min(n_blocks * self.block_size, request.num_tokens - 1)
         tables = [self._hit_table(g, request, n_blocks, computed) for g in range(len(self.pools))]
         for kind, pool, table in zip(self.kinds, self.pools, tables, strict=True):
@@ -112,6 +112,7 @@ class KVCache:
         request.num_released = [kind.first_entry(computed) for kind in self.kinds]
         request.num_computed_tokens = computed
         request.num_registered = n_blocks
+        reason = self._miss_reason(request, n_blocks, reach)  # only now: dear, and one that waits is matched every step
         if not request.num_preemptions:
             request.num_cached_tokens, request.cache_miss = computed, reason
         return True
@@ -203,10 +204,10 @@ class KVCache:
         tokens = request.token_ids[entry * self.block_size : (entry + 1) * self.block_size]
         return self.pools[group].lookup(request.digests[entry], tokens)
 
-    def _match(self, request: Request) -> tuple[int, str | None]:
-        """Full blocks of the longest prefix that all groups can go on from, and why it is not longer."""
+    def _match(self, request: Request) -> tuple[int, int]:
+        """Full blocks of the longest prefix that all groups can go on from, and of the longest that is known."""
         if not (self.sharing and request.share_prefix):
-            return 0, None
+            return 0, 0
         n = len(request.block_digests(self.block_size))
         # runs[g][k]: how many blocks without a gap end at block k. A full group needs all k, a window fewer.
         runs = [[0] * (n + 1) for _ in self.pools]
@@ -223,8 +224,8 @@ class KVCache:
         for k in range(reach, 0, -1):
             computed = min(k * self.block_size, request.num_tokens - 1)
             if all(run[k] >= k - kind.first_entry(computed) for run, kind in zip(runs, self.kinds, strict=True)):
-                return k, self._miss_reason(request, k, reach)
-        return 0, self._miss_reason(request, 0, reach)
+                return k, reach
+        return 0, reach
 
     def _miss_reason(self, request: Request, hit: int, reach: int) -> str | None:
         """Why the prefix ends after `hit` blocks, where more could be expected; None when nothing was."""

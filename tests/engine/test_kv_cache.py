@@ -199,6 +199,17 @@ def test_windowed_prefix_hits_only_where_rows_are_held() -> None:
     kv.check_integrity([early, again])
 
 
+def test_what_a_refused_request_missed_is_not_looked_for() -> None:
+    """That takes longer than the match itself, and it is refused in every step until there is room."""
+    kv = cache(FULL, WINDOW)
+    kv.free(started(kv, 0, list(range(40)), chunk=4))
+    early = Request(1, [*range(20), 99, 98, 97], 1)
+    assert not kv.admit(early, headroom=40)
+    assert early.wanted_blocks == 0
+    assert kv.admit(early, headroom=0)
+    assert early.wanted_blocks == 5 and early.cache_miss
+
+
 def test_admission_leaves_the_pool_as_it_was_when_it_refuses() -> None:
     kv = cache(FULL, blocks=5)
     first = started(kv, 0, list(range(8)))
