@@ -52,8 +52,10 @@ class Observe:
     @staticmethod
     def _record(scope: Scope, name: str, status: int, seconds: float) -> None:
         path = scope["path"]
-        # The route's pattern, not the path: paths are the client's to choose, and would be labels without end.
-        route = getattr(scope.get("route"), "path", None) or (path if status < 400 else "other")
+        # A pattern of ours, not the path: paths are the client's to choose, and would be labels without end.
+        route = getattr(scope.get("route"), "path", None)
+        if route is None:  # answered before the routes, or by a Starlette that does not tell which it was
+            route = path if any(path == getattr(known, "path", None) for known in scope["app"].routes) else "other"
         scope["app"].state.server.metrics.requests.labels(route, str(status)).inc()
         quiet = path in ("/health", "/metrics")
         level = logging.DEBUG if quiet else logging.INFO

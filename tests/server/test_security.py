@@ -94,6 +94,14 @@ def test_b31_preflight_of_allowed_origins(server: Live, origin: str) -> None:
     assert "access-control-allow-credentials" not in reply.headers
 
 
+def test_paths_that_clients_make_up_are_counted_as_one() -> None:
+    with live_scripted(api_key="s3cret") as server:
+        for number in range(3):
+            assert server.client.options(f"/nothing/{number}", headers={"Origin": "app://x"}).status_code == 204
+        page = server.client.get("/metrics", headers={"x-api-key": "s3cret"}).text
+    assert 'edgellm_requests_total{path="other",status="204"} 3.0' in page and "/nothing" not in page
+
+
 def test_b31_a_foreign_origin_gets_nothing(server: Live) -> None:
     for method, path in (
         ("OPTIONS", "/api/chat"),
