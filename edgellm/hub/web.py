@@ -37,6 +37,8 @@ __all__ = [
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_HOPS = 8
 _LARGEST_ANSWER = 64 << 20
+_REASON = 2000
+"""Bytes of a refusal that are read for what it says."""
 
 
 class Unreachable(PullError):
@@ -152,8 +154,7 @@ class Web:
         """Follows the redirects of a file's address to where its bytes are; an Answer where the server refused."""
         with self.open("GET", url, {**(headers or {}), "Range": "bytes=0-0"}) as response:
             if response.status_code not in (200, 206, 416):
-                body = response.read()[:2000] if int(response.headers.get("content-length", 0) or 0) < 1 << 20 else b""
-                return Answer(response.status_code, body, dict(response.headers), str(response.url))
+                return Answer(response.status_code, _beginning(response), dict(response.headers), str(response.url))
             sent = {k: v for k, v in response.extensions["edgellm.headers"].items() if k.lower() == "authorization"}
             final = str(response.url)
             if "location" in response.headers:  # some hubs give a signed address beside the bytes
@@ -203,7 +204,7 @@ class Answer:
 
     def reason(self) -> str:
         """What a server said about an error, in one line."""
-        text = self.headers.get("x-error-message") or self.body[:2000].decode("utf-8", "replace")
+        text = self.headers.get("x-error-message") or self.body[:_REASON].decode("utf-8", "replace")
         try:
             data = json.loads(self.body)
             errors = data.get("errors") if isinstance(data, dict) else None
@@ -226,6 +227,16 @@ def connection_error(url: str, error: Exception) -> Unreachable:
     if "SSL" in words and ("WRONG_VERSION" in words or "record layer" in words or "unknown protocol" in words):
         return Unreachable(f"{host} does not speak https; if you trust it, use --insecure and http://")
     return Unreachable(f"cannot reach {host}{proxy}: {words[:200]}")
+
+
+def _beginning(response: httpx.Response) -> bytes:
+    """The first bytes of a refusal; whatever follows is not waited for."""
+    data = bytearray()
+    for block in response.iter_bytes():
+        data += block
+        if len(data) >= _REASON:
+            break
+    return bytes(data[:_REASON])
 
 
 def _size(response: httpx.Response) -> int | None:

@@ -7,6 +7,7 @@ import pytest
 from edgellm.errors import EdgeLLMError, ModelNotFound, PullError, RequestError, UnsupportedModel
 from edgellm.hub.pull import PullOptions, pull
 from edgellm.hub.store import Store
+from edgellm.hub.web import Answer, Web
 from tests.support.origin import Origin, Reply
 
 QUICK = PullOptions(insecure=True, retry_s=0.01, stall_s=5.0)
@@ -45,6 +46,15 @@ def test_errors_of_a_registry(origin: Origin, store: Store) -> None:
     origin.handle(lambda r: Reply(200, b'{"layers": []}') if "empty" in r.path else None)
     with pytest.raises(UnsupportedModel):
         pull(f"http://127.0.0.1:{origin.port}/library/empty", store, QUICK)
+
+
+def test_of_a_refusal_only_the_beginning_is_read(origin: Origin) -> None:
+    """Of a chunk of 1 GB that the server announces; it hangs up after 4 KB, which nobody may come to."""
+    body = b"%x\r\n" % (1 << 30) + b"no such file; " + b"x" * 4096
+    origin.handle(lambda r: Reply(404, body, {"Transfer-Encoding": "chunked", "Content-Length": "1"}))
+    with Web(timeout=5.0) as web:
+        found = web.locate(f"{origin.url}/x.gguf")
+    assert isinstance(found, Answer) and len(found.body) == 2000 and "404 no such file; x" in found.reason()
 
 
 def test_every_error_is_one_line(origin: Origin, store: Store) -> None:
