@@ -66,6 +66,8 @@ class LoadedModel:
             llm.close()
         except EdgeLLMError as error:
             _log.error("closing model=%s failed: %s", self.record.name, error)
+        except Exception as error:  # it is gone all the same, and others wait for its room
+            _log.error("closing model=%s failed", self.record.name, exc_info=error)
 
     @cached_property
     def grammars(self) -> GrammarCompiler:
@@ -271,11 +273,13 @@ class ModelManager:
             self._timer = asyncio.get_running_loop().call_later(min(upcoming) + 0.001, self.sweep)
 
     async def _close(self, model: LoadedModel) -> None:
-        if self._models.get(model.record.name) is model:
-            del self._models[model.record.name]
-            _log.info("unloading model=%s", model.record.name)
-            await self._in_worker(model.close)
-        self._changed.set()
+        try:
+            if self._models.get(model.record.name) is model:
+                del self._models[model.record.name]
+                _log.info("unloading model=%s", model.record.name)
+                await self._in_worker(model.close)
+        finally:
+            self._changed.set()  # whatever became of it, or loads would wait for ever
 
     async def close(self) -> None:
         """Ends all loads and lets every model go."""

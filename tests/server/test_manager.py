@@ -206,6 +206,16 @@ def test_a_load_waits_until_a_busy_model_can_make_room() -> None:
     run(work, Loader(size=80))
 
 
+def test_a_model_that_cannot_be_closed_makes_room_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(manager: ModelManager, clock: FakeClock, load: Loader) -> None:
+        (await manager.acquire(record("a"))).release()
+        load.made[0].close = lambda: 1 // 0  # type: ignore[assignment, return-value]
+        assert (await manager.acquire(record("b"))).loaded.record.name == "b"
+        assert "closing model=a failed" in caplog.text
+
+    run(work, Loader(size=80))
+
+
 def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
     async def work(manager: ModelManager, clock: FakeClock, load: Loader) -> None:
         with pytest.raises(MemoryBudgetError, match="500 bytes, 100"):
