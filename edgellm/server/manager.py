@@ -194,14 +194,16 @@ class ModelManager:
             await self._make_room()
         started = self.clock.monotonic()
         while True:
+            alone = not self._models  # asked now: another may be let go while this one is tried
             room = self.budget - sum(model.reserved for model in self._models.values())
             try:
                 llm, reserved = await self._in_worker(self._load, record, room)
                 break
             except MemoryBudgetError:
-                if not self._models:
+                if alone:
                     raise
-                await self._make_room()
+                if self._models:
+                    await self._make_room()
         now = self.clock.monotonic()
         stay = self.settings.keep_alive
         model = LoadedModel(record, llm, reserved, now - started, stay, last_used=now, deadline=now + stay)

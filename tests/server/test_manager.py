@@ -206,6 +206,19 @@ def test_a_load_waits_until_a_busy_model_can_make_room() -> None:
     run(work, Loader(size=80))
 
 
+def test_a_load_that_waits_gets_the_room_of_a_model_that_goes_at_once() -> None:
+    """The waiting load wakes before the other is let go, so it is tried once more in too little room."""
+
+    async def work(manager: ModelManager, clock: FakeClock, load: Loader) -> None:
+        lease = await manager.acquire(record("a"), 0.0)
+        waiting = asyncio.create_task(manager.acquire(record("b")))
+        await quiet()
+        lease.release()
+        assert (await waiting).loaded.record.name == "b" and load.made[0].closed
+
+    run(work, Loader(size=80))
+
+
 def test_a_model_that_cannot_be_closed_makes_room_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
     async def work(manager: ModelManager, clock: FakeClock, load: Loader) -> None:
         (await manager.acquire(record("a"))).release()
