@@ -95,8 +95,11 @@ class _EngineCollector(Collector):
 
 def engine_stats(model: LoadedModel) -> dict[str, Any]:
     """A model's `stats()` with its block pools summed up; empty when it was closed meanwhile."""
+    llm = model.llm  # another thread may let it go at any time
+    if llm is None:
+        return {}
     try:
-        stats = dict(model.llm.stats())
+        stats = dict(llm.stats())
     except EdgeLLMError:
         return {}
     groups = stats.get("cache_groups", ())
@@ -108,10 +111,11 @@ def engine_stats(model: LoadedModel) -> dict[str, Any]:
 
 def measured_bytes(model: LoadedModel) -> int:
     """Bytes a model holds now: its mapped file, and the KV blocks that hold rows (scratch comes and goes)."""
+    llm = model.llm
     groups = engine_stats(model).get("cache_groups")
-    if not groups:
+    if llm is None or not groups:
         return model.record.size
-    config = model.llm.engine.config
-    sizes = block_bytes(model.llm.config, config.kv_type, config.block_size)
+    config = llm.engine.config
+    sizes = block_bytes(llm.config, config.kv_type, config.block_size)
     blocks = [int(group["used"] + group["cached"]) for group in groups]
     return model.record.size + sum(n * size for n, size in zip(blocks, sizes, strict=True))

@@ -103,8 +103,8 @@ async def ps(request: Request) -> Response:
         entry["size"] = await asyncio.to_thread(measured_bytes, loaded)
         entry["size_vram"] = 0
         entry["expires_at"] = local_stamp(expires if expires < 1e11 else math.inf)
-        entry["context_length"] = loaded.llm.ctx
-        models.append(entry)
+        if (llm := loaded.llm) is not None:  # else it was let go meanwhile
+            models.append({**entry, "context_length": llm.ctx})
     return JSONReply({"models": models})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.server.live import Live, fake_record, live_scripted
-from tests.support.scripted import PlainTemplate, say
+from edgellm.server.catalog import ModelDetails, ModelRecord
+from edgellm.server.manager import LoadedModel
+from edgellm.server.metrics import engine_stats, measured_bytes
+from tests.server.live import GivenCatalog, Live, fake_record, live, live_scripted
+from tests.support.scripted import PlainTemplate, say, scripted_llm
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -68,6 +72,30 @@ def test_b20_a_long_answer_outlasts_a_short_keep_alive() -> None:
         reply = chat(server, HI, keep_alive="200ms")
         assert reply.json()["message"]["content"] == "a long answer"
         assert server.client.get("/api/ps").json()["models"], "unloaded at the end of its request"
+
+
+def test_b20_a_model_that_is_let_go_while_it_is_asked_about_is_left_out() -> None:
+    class Emptying(GivenCatalog):
+        """Everything is unloaded when /api/ps, which has listed what is loaded, looks a model up."""
+
+        def details(self, record: ModelRecord) -> ModelDetails:
+            manager, loop = running.state.manager, running.state.bridge._loop
+            for model in manager.loaded():
+                asyncio.run_coroutine_threadsafe(manager.unload(model.record.name), loop).result(10)
+            return super().details(record)
+
+    catalog = Emptying({name: fake_record(name) for name in ("a:latest", "b:latest")})
+    with live(catalog, lambda *_: (scripted_llm("Hello"), 1000)) as running:
+        for name in catalog.records:
+            assert chat(running, HI, model=name).status_code == 200
+        reply = running.client.get("/api/ps")
+    assert (reply.status_code, reply.json()) == (200, {"models": []})
+
+
+def test_b20_the_figures_of_a_model_that_was_let_go() -> None:
+    model = LoadedModel(fake_record(), scripted_llm("Hello"), 1000, 0.0, 0.0)
+    model.close()
+    assert engine_stats(model) == {} and measured_bytes(model) == 1234
 
 
 SYSTEM = {"role": "system", "content": "Say PINEAPPLE."}
