@@ -137,7 +137,7 @@ class Fetcher:
     def read_all(self, arrived: Callable[[memoryview], None]) -> None:
         """The whole file in one answer, for a server without ranges. Raises httpx.HTTPError where the line is cut."""
         location = self.location()
-        with self.web.client.stream("GET", location.url, headers=dict(location.headers)) as response:
+        with self.web.whole(location) as response:
             if response.status_code != 200:
                 raise PullError(f"{shown(location.url)} answers {response.status_code}")
             left = self.size

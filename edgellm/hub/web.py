@@ -178,12 +178,18 @@ class Web:
 
     def _check_peer(self, first: str, answer: httpx.Response) -> None:
         """The same rule for the address that was really connected to (a name may change between two look-ups)."""
-        stream = answer.extensions.get("network_stream")
-        peer = stream.get_extra_info("server_addr") if stream else None
-        if not peer or proxied(str(answer.url)) or origin(str(answer.url))[1] == origin(first)[1]:
+        if origin(str(answer.url))[1] == origin(first)[1]:
             return
-        if is_local(peer[0]) and not is_local(origin(first)[1]):
+        if _leads_inside(answer) and not is_local(origin(first)[1]):
             raise PullError(f"{shown(first)} redirects to an address inside this network, which is refused")
+
+    @contextmanager
+    def whole(self, location: Location) -> Iterator[httpx.Response]:
+        """The answer to a plain request for a file that was located before. Raises httpx.HTTPError."""
+        with self.client.stream("GET", location.url, headers=dict(location.headers)) as answer:
+            if not location.local and _leads_inside(answer):
+                raise PullError(f"{shown(location.url)} leads to an address inside this network, which is refused")
+            yield answer
 
 
 @dataclass(frozen=True)
@@ -227,6 +233,13 @@ def connection_error(url: str, error: Exception) -> Unreachable:
     if "SSL" in words and ("WRONG_VERSION" in words or "record layer" in words or "unknown protocol" in words):
         return Unreachable(f"{host} does not speak https; if you trust it, use --insecure and http://")
     return Unreachable(f"cannot reach {host}{proxy}: {words[:200]}")
+
+
+def _leads_inside(answer: httpx.Response) -> bool:
+    """Whether the line of an answer goes to this machine or network, and not to a proxy."""
+    stream = answer.extensions.get("network_stream")
+    peer = stream.get_extra_info("server_addr") if stream else None
+    return peer is not None and not proxied(str(answer.url)) and is_local(peer[0])
 
 
 def _beginning(response: httpx.Response) -> bytes:

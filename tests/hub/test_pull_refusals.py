@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+
 import pytest
 
 from edgellm.errors import EdgeLLMError, ModelNotFound, PullError, RequestError, UnsupportedModel
+from edgellm.hub.fetch import Fetcher
 from edgellm.hub.pull import PullOptions, pull
 from edgellm.hub.store import Store
-from edgellm.hub.web import Answer, Web
+from edgellm.hub.web import Answer, Location, Web
+from tests.support.hubs import model_file
 from tests.support.origin import Origin, Reply
 
 QUICK = PullOptions(insecure=True, retry_s=0.01, stall_s=5.0)
@@ -46,6 +51,17 @@ def test_errors_of_a_registry(origin: Origin, store: Store) -> None:
     origin.handle(lambda r: Reply(200, b'{"layers": []}') if "empty" in r.path else None)
     with pytest.raises(UnsupportedModel):
         pull(f"http://127.0.0.1:{origin.port}/library/empty", store, QUICK)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_name_that_leads_into_this_network_by_now_is_refused(origin: Origin, tmp_path: Path, whole: bool) -> None:
+    """The address was a public one when it was looked up (`local` is False)."""
+    origin.file("/x.gguf", model_file(tmp_path / "x.gguf", 4096))
+    size, came = (tmp_path / "x.gguf").stat().st_size, bytearray()
+    with Web() as web, pytest.raises(PullError, match="inside this network"):
+        fetcher = Fetcher(web, lambda: Location(f"{origin.url}/x.gguf", size=size), size, threading.Event())
+        fetcher.read_all(came.extend) if whole else fetcher.read_range(0, size, came.extend)
+    assert not came
 
 
 def test_of_a_refusal_only_the_beginning_is_read(origin: Origin) -> None:
