@@ -33,16 +33,27 @@ class Loader:
 
         Raises MemoryBudgetError, GGUFError, UnsupportedModel and the like.
         """
+        context, shares = self._shares(record, room)
+        for memory in shares:
+            # With its whole context, or with the next share: only who has all there is gets a shorter one.
+            ctx = self.settings.ctx if memory == self.budget else context
+            try:
+                llm = self._open(record, memory, ctx)
+                break
+            except MemoryBudgetError:  # `LLM` knows more: a draft, weights that are kept as another type
+                if memory == room:
+                    raise
+        return llm, memory
+
+    def _open(self, record: ModelRecord, memory: int, ctx: int | None) -> LLM:
         from edgellm.llm import LLM
 
         settings = self.settings
-        memory = self._share(record, room)
-        draft = settings.draft or (str(record.draft) if record.draft is not None else None)
-        llm = LLM(
+        return LLM(
             record.path,
             backend=settings.backend,
-            ctx=settings.ctx,
-            draft=draft,
+            ctx=ctx,
+            draft=settings.draft or (str(record.draft) if record.draft is not None else None),
             threads=settings.threads,
             memory=memory,
             kv_type=settings.kv_type,
@@ -52,24 +63,25 @@ class Loader:
             name=record.name,
             **settings.extra,
         )
-        return llm, memory
 
-    def _share(self, record: ModelRecord, room: int) -> int:
-        """Half of what is left where the model fits with its whole context, so that a second one finds room; else all
-        of it. While other models hold memory, a model that fits only with a cut context is refused: those that idle
-        then make room first."""
+    def _shares(self, record: ModelRecord, room: int) -> tuple[int, list[int]]:
+        """The model's whole context, and the shares to try: half of what is left where the model fits with its whole
+        context, so that a second one finds room; then all of it. While other models hold memory, a model that fits
+        only with a cut context is refused: those that idle then make room first."""
         from edgellm.loader import open_gguf
         from edgellm.models import registry
 
         with open_gguf(record.path) as gguf:
             config = registry.config_from_metadata(gguf.metadata)
             weights = gguf.nbytes
-        ctx = min(self.settings.ctx or config.context_length, config.context_length)
+        context, half = self.settings.ctx or config.context_length, room // 2
+        ctx = min(context, config.context_length)
         runtime = runtime_bytes()
-        plan = make_plan(config, weights, self.settings.kv_type, ctx, room // 2, runtime_bytes=runtime)
+        plan = make_plan(config, weights, self.settings.kv_type, ctx, half, runtime_bytes=runtime)
         if plan.fits:
             enough = plan.total_bytes + (_CONTEXTS - 1) * plan.kv_bytes + _SLACK
-            return room // 2 if self.settings.memory is not None else min(room // 2, enough)
+            first = half if self.settings.memory is not None else min(half, enough)
+            return context, sorted({first, half, room})
         if plan.total_bytes > room and room < self.budget:
             raise MemoryBudgetError(f"{record.name} needs {plan.total_bytes} bytes but {room} are free")
-        return room
+        return context, [room]
