@@ -27,22 +27,27 @@ class Loader:
     def __init__(self, settings: ServerSettings, budget: int):
         self.settings = settings
         self.budget = budget
+        self._own: int | None = None
+        """Bytes that the process held before the first of the models that are loaded now."""
 
     def __call__(self, record: ModelRecord, room: int) -> tuple[LLM, int]:
         """The model, loaded within `room` bytes, and the bytes it may take.
 
         Raises MemoryBudgetError, GGUFError, UnsupportedModel and the like.
         """
-        context, shares = self._shares(record, room)
+        others = self._held_by_others(room)
+        context, shares = self._shares(record, room, others)
         for memory in shares:
             # With its whole context, or with the next share: only who has all there is gets a shorter one.
             ctx = self.settings.ctx if memory == self.budget else context
             try:
-                llm = self._open(record, memory, ctx)
+                llm = self._open(record, memory + others, ctx)
                 break
             except MemoryBudgetError:  # `LLM` knows more: a draft, weights that are kept as another type
                 if memory == room:
                     raise
+        if room == self.budget and llm.engine.plan is not None:
+            self._own = llm.engine.plan.runtime_bytes
         return llm, memory
 
     def _open(self, record: ModelRecord, memory: int, ctx: int | None) -> LLM:
@@ -64,7 +69,14 @@ class Loader:
             **settings.extra,
         )
 
-    def _shares(self, record: ModelRecord, room: int) -> tuple[int, list[int]]:
+    def _held_by_others(self, room: int) -> int:
+        """What loaded models have come to hold of their shares. `room` is without those, so a plan must not count it
+        as the process's own once more."""
+        if room == self.budget or self._own is None:
+            return 0
+        return min(max(0, runtime_bytes() - self._own), self.budget - room)
+
+    def _shares(self, record: ModelRecord, room: int, others: int) -> tuple[int, list[int]]:
         """The model's whole context, and the shares to try: half of what is left where the model fits with its whole
         context, so that a second one finds room; then all of it. While other models hold memory, a model that fits
         only with a cut context is refused: those that idle then make room first."""
@@ -76,7 +88,7 @@ class Loader:
             weights = gguf.nbytes
         context, half = self.settings.ctx or config.context_length, room // 2
         ctx = min(context, config.context_length)
-        runtime = runtime_bytes()
+        runtime = runtime_bytes() - others
         plan = make_plan(config, weights, self.settings.kv_type, ctx, half, runtime_bytes=runtime)
         if plan.fits:
             enough = plan.total_bytes + (_CONTEXTS - 1) * plan.kv_bytes + _SLACK

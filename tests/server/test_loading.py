@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from edgellm.memory import runtime_bytes
@@ -30,3 +31,15 @@ def test_a_draft_that_half_the_room_does_not_hold_gets_all_of_it(record: ModelRe
     llm, reserved = Loader(settings, budget)(record, budget)
     with llm:
         assert (llm.ctx, reserved) == (CTX, budget)
+
+
+def test_what_a_loaded_model_came_to_hold_is_not_counted_again(record: ModelRecord) -> None:
+    share = runtime_bytes() + KV + BESIDE
+    loader = Loader(ServerSettings(backend="reference", memory=3 * share), 3 * share)
+    first, reserved = loader(record, 3 * share)
+    with first:
+        cache = np.ones(KV + BESIDE, np.uint8)  # as the first model's rows, once they are written
+        second, other = loader(record, share)
+        with second:
+            assert (second.ctx, other) == (CTX, share) and reserved == 3 * share // 2
+        del cache
