@@ -14,7 +14,7 @@ from edgellm.errors import ModelNotFound
 from edgellm.hub import manifest as mf
 from edgellm.hub import store as st
 from edgellm.hub.details import config_bytes
-from edgellm.hub.disk import make_folder, write_failed
+from edgellm.hub.disk import check_room, make_folder, write_failed
 from edgellm.hub.manifest import Layer
 from edgellm.hub.modelfile import Modelfile, check_template
 from edgellm.hub.names import as_path, is_path, parse_name
@@ -72,6 +72,7 @@ def import_file(path: Path, store: Store, say: Callable[[str], None] = lambda li
     """Copies a .gguf (all files of a split model) into the store. Raises GGUFError for what is none."""
     with open_gguf(path) as model:
         paths = model.paths
+    check_room(store.root, sum(part.stat().st_size for part in paths), path.name)
     return [_import_one(part, store, say) for part in paths]
 
 

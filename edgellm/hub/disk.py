@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,20 @@ from pathlib import Path
 
 from edgellm.errors import StoreError
 
-__all__ = ["locked", "make_folder", "sync_folder", "try_lock", "write_atomic", "write_failed"]
+__all__ = ["check_room", "locked", "make_folder", "sync_folder", "try_lock", "write_atomic", "write_failed"]
+
+_SPARE = 64 << 20
+"""Bytes that must stay free on the disk."""
+
+
+def check_room(folder: Path, needed: int, what: str) -> None:
+    """Refuses what the disk of a folder has no room for, before its first byte is written."""
+    free = shutil.disk_usage(make_folder(folder)).free
+    if needed and needed + _SPARE > free:
+        raise StoreError(
+            f"no space: {what} needs {needed / 1e9:.2f} GB more on the disk of {folder}, "
+            f"{free / 1e9:.2f} GB are free; free some, or set EDGELLM_HOME to another disk"
+        )
 
 
 def write_failed(path: Path, error: OSError) -> StoreError:

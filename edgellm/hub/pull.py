@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from edgellm.errors import GGUFError, PullError, StoreError
 from edgellm.hub import demo
 from edgellm.hub import manifest as mf
 from edgellm.hub.details import config_bytes
-from edgellm.hub.disk import make_folder, try_lock
+from edgellm.hub.disk import check_room, make_folder, try_lock
 from edgellm.hub.download import download
 from edgellm.hub.fetch import Fetcher, RateLimit
 from edgellm.hub.journal import Partial
@@ -29,8 +28,6 @@ from edgellm.hub.web import Web
 __all__ = ["Event", "PullOptions", "partials", "pull", "pull_remote", "remove_partials"]
 
 Event = dict[str, Any]
-_SPARE = 64 << 20
-"""Bytes that must stay free on the disk."""
 
 
 @dataclass(frozen=True)
@@ -183,12 +180,7 @@ def _check_disk(store: Store, remote: RemoteModel) -> None:
             continue
         data = store.partial / f"{partial_key(remote, file)}.data"
         needed += max(file.layer.size - _on_disk(data), 0)
-    free = shutil.disk_usage(make_folder(store.root)).free
-    if needed and needed + _SPARE > free:
-        raise StoreError(
-            f"no space: {remote.name} needs {needed / 1e9:.2f} GB more on the disk of {store.root}, "
-            f"{free / 1e9:.2f} GB are free; free some, or set EDGELLM_HOME to another disk"
-        )
+    check_room(store.root, needed, str(remote.name))
 
 
 def _on_disk(path: Path) -> int:

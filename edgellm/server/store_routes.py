@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from edgellm.errors import EdgeLLMError, GGUFError, ModelNotFound, PullError, RequestError
 from edgellm.hub import create as hub_create
 from edgellm.hub import pull as hub_pull
-from edgellm.hub.disk import make_folder
+from edgellm.hub.disk import check_room, make_folder
 from edgellm.hub.manifest import MODEL, Layer, valid_digest
 from edgellm.hub.modelfile import Modelfile
 from edgellm.hub.sources import NotThere, check_source
@@ -261,10 +261,11 @@ async def put_blob(request: Request) -> Response:
     store, digest = request.app.state.server.catalog.store, _digest(request)
     if await asyncio.to_thread(store.blob_path(digest).is_file):
         return Response(status_code=200)
+    check_room(store.root, int(request.headers.get("content-length", 0)), "the upload")
     handle, name = await asyncio.to_thread(tempfile.mkstemp, prefix="upload-", dir=make_folder(store.partial))
     try:
         with os.fdopen(handle, "wb") as out:
-            found, size = await _receive(request, out)
+            found, size = await _receive(request, out, store.root)
         if found != digest:
             raise RequestError(f'digest mismatch, expected "{digest}", got "{found}"')
         await asyncio.to_thread(store.adopt, Path(name), Layer(MODEL, digest, size))
@@ -273,11 +274,12 @@ async def put_blob(request: Request) -> Response:
     return Response(status_code=201)
 
 
-async def _receive(request: Request, out: Any) -> tuple[str, int]:
+async def _receive(request: Request, out: Any, root: Path) -> tuple[str, int]:
     """Writes the body; its digest and size. Raises what `body_parts` does, and EdgeLLMError for the disk."""
     sha, size, waiting = hashlib.sha256(), 0, bytearray()
 
     def write(data: bytes) -> None:
+        check_room(root, len(data), "the upload")  # its length may not have been told
         try:
             sha.update(data)
             out.write(data)

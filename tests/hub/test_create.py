@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.errors import EdgeLLMError, ModelNotFound, RequestError, TemplateError, UnsupportedModel
+from edgellm.errors import EdgeLLMError, ModelNotFound, RequestError, StoreError, TemplateError, UnsupportedModel
 from edgellm.hub.create import create
 from edgellm.hub.modelfile import Modelfile, format_modelfile, parse_modelfile
 from edgellm.hub.store import Store, find
@@ -34,6 +35,14 @@ LICENSE """MIT
 Copyright"""
 LICENSE Second
 '''
+
+
+def test_create_leaves_room_on_the_disk(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, usage = model_file(tmp_path / "m.gguf", 4096), shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
+    with pytest.raises(StoreError, match=r"no space: m\.gguf needs"):
+        create("m", Modelfile(str(path)), tmp_path, store)
+    assert not store.partial.exists()
 
 
 def test_create_from_a_file(store: Store, tmp_path: Path) -> None:

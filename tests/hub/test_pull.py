@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shutil
 import threading
 import time
 import zlib
@@ -18,7 +19,6 @@ from edgellm.errors import (
     PullError,
     StoreError,
 )
-from edgellm.hub import pull as pull_module
 from edgellm.hub.journal import Partial
 from edgellm.hub.manifest import MODEL
 from edgellm.hub.pull import Event, PullOptions, partials, pull, remove_partials
@@ -136,8 +136,8 @@ def test_disk_is_checked_before_the_first_byte(
     origin: Origin, store: Store, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve_registry(origin, "library/m", [(MODEL, model)])
-    usage = pull_module.shutil.disk_usage(store.root.parent.parent)
-    monkeypatch.setattr(pull_module.shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
+    usage = shutil.disk_usage(store.root.parent.parent)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
     with pytest.raises(StoreError, match=r"no space: .* needs 0\.00 GB more"):
         get(origin, store)
     assert origin.asked(f"/v2/library/m/blobs/sha256:{sha256(model)}") == 0

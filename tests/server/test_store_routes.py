@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,15 @@ def test_blobs_are_checked_while_they_arrive(server: Live) -> None:
     assert server.client.head(url.replace(":", "-", 1)).status_code == 200
     partial = list(server.state.catalog.store.partial.iterdir())
     assert not [path for path in partial if path.name.startswith("upload-")], "what was refused is left on disk"
+
+
+def test_an_upload_leaves_room_on_the_disk(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(server.state.catalog.store.root)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
+    for content in (b"y" * 1000, iter([b"y" * 1000])):  # with a length, and in chunks
+        reply = server.client.post(f"/api/blobs/sha256:{'1' * 64}", content=content)
+        assert reply.status_code == 500 and "no space: the upload needs" in reply.json()["error"]
+    assert not list(server.state.catalog.store.partial.iterdir())
 
 
 def test_an_upload_that_stalls_is_ended_and_leaves_nothing(tmp_path: Path) -> None:
