@@ -56,6 +56,7 @@ def _show_partials(entries: list[dict[str, Any]], as_json: bool) -> None:
     rows = [("NAME", "CAME", "SIZE", "STATE")]
     for entry in entries:
         state = "wrong digest: pull again to repair" if entry["bad"] else "pull again to go on"
+        state = "left by a killed upload or create: edgellm rm --partial" if entry["left"] else state
         rows.append((entry["label"], size_text(entry["completed"]), size_text(entry["size"]), state))
     _table(rows)
 

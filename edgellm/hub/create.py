@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from edgellm.errors import ModelNotFound
 from edgellm.hub import manifest as mf
 from edgellm.hub import store as st
 from edgellm.hub.details import config_bytes
-from edgellm.hub.disk import check_room, make_folder, write_failed
+from edgellm.hub.disk import check_room, scratch, write_failed
 from edgellm.hub.manifest import Layer
 from edgellm.hub.modelfile import Modelfile, check_template
 from edgellm.hub.names import as_path, is_path, parse_name
@@ -111,26 +110,19 @@ def _import_one(path: Path, store: Store, say: Callable[[str], None]) -> Layer:
     digest = hashlib.sha256()
     size = 0
     name = path.name if mf.safe_file_name(path.name) else ""
-    temporary = ""
     try:
-        handle, temporary = tempfile.mkstemp(prefix="import-", dir=make_folder(store.partial))
-        with os.fdopen(handle, "wb") as out, open(path, "rb") as source:
+        with scratch(store.partial, "import-") as (out, temporary), open(path, "rb") as source:
             while block := source.read(_CHUNK):
                 digest.update(block)
                 out.write(block)
                 size += len(block)
             out.flush()
             os.fsync(out.fileno())
-        os.chmod(temporary, 0o644)
+            layer = Layer(mf.MODEL, f"sha256:{digest.hexdigest()}", size, name)
+            if not store.has_blob(layer):
+                store.adopt(temporary, layer)
     except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        raise write_failed(Path(temporary or store.partial / "import"), error) from None
-    layer = Layer(mf.MODEL, f"sha256:{digest.hexdigest()}", size, name)
-    if store.has_blob(layer):
-        Path(temporary).unlink()
-    else:
-        store.adopt(Path(temporary), layer)
+        raise write_failed(store.partial / "import", error) from None
     return layer
 
 

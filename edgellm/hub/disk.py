@@ -10,10 +10,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from edgellm.errors import StoreError
 
-__all__ = ["check_room", "locked", "make_folder", "sync_folder", "try_lock", "write_atomic", "write_failed"]
+__all__ = ["check_room", "locked", "make_folder", "scratch", "sync_folder", "try_hold", "try_lock", "write_atomic"]
+__all__ += ["write_failed"]
 
 _SPARE = 64 << 20
 """Bytes that must stay free on the disk."""
@@ -90,6 +92,43 @@ def locked(path: Path) -> Iterator[None]:
 def try_lock(path: Path) -> Iterator[bool]:
     """As `locked`, but gives False at once where another process holds it."""
     handle = _open_lock(path)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = True
+        except BlockingIOError:
+            held = False
+        yield held
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def scratch(folder: Path, prefix: str) -> Iterator[tuple[BinaryIO, Path]]:
+    """A new file that is removed at the end, unless it was moved away. It is locked till then, by which what a killed
+    process left can be told from it (`try_hold`)."""
+    while True:
+        handle, name = tempfile.mkstemp(prefix=prefix, dir=make_folder(folder))
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            break
+        os.close(handle)  # taken for a left one before it was locked
+    try:
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(handle, 0o644)
+            yield file, Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+@contextmanager
+def try_hold(path: Path) -> Iterator[bool]:
+    """Locks a file itself; False where a process writes it (`scratch`), or where it is gone."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield False
+        return
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,7 +15,7 @@ from edgellm.errors import GGUFError, PullError, StoreError
 from edgellm.hub import demo
 from edgellm.hub import manifest as mf
 from edgellm.hub.details import config_bytes
-from edgellm.hub.disk import check_room, make_folder, try_lock
+from edgellm.hub.disk import check_room, make_folder, try_hold, try_lock
 from edgellm.hub.download import download
 from edgellm.hub.fetch import Fetcher, RateLimit
 from edgellm.hub.journal import Partial
@@ -208,10 +208,11 @@ class _Progress:
 
 
 def partials(store: Store) -> list[dict[str, Any]]:
-    """Downloads that are not finished: `key`, `label`, `size`, `completed` (bytes), `bad` (whole digest was wrong)."""
+    """Downloads that are not finished: `key`, `label`, `size`, `completed` (bytes), `bad` (whole digest was wrong),
+    `left`: no download, but what a killed upload or create left, which nothing can go on with."""
     found = []
     for journal in sorted(store.partial.glob("*.journal")):
-        entry = {"key": journal.stem, "label": journal.stem, "size": 0, "completed": 0, "bad": False}
+        entry = {"key": journal.stem, "label": journal.stem, "size": 0, "completed": 0, "bad": False, "left": False}
         try:
             head, *lines = journal.read_bytes().decode("ascii", "replace").split("\n")
             data = json.loads(head)
@@ -221,6 +222,19 @@ def partials(store: Store) -> list[dict[str, Any]]:
         except (OSError, ValueError, KeyError, TypeError):
             pass  # a damaged journal is shown as it is, so that it can be removed
         found.append(entry)
+    return found + [
+        {"key": path.name, "label": path.name, "size": size, "completed": size, "bad": False, "left": True}
+        for path, size in _left_behind(store)
+    ]
+
+
+def _left_behind(store: Store) -> list[tuple[Path, int]]:
+    """Files of uploads and creates that no process writes any more, with their sizes."""
+    found = []
+    for path in sorted(path for prefix in ("import-", "upload-") for path in store.partial.glob(f"{prefix}*")):
+        with try_hold(path) as held:
+            if held:
+                found.append((path, path.stat().st_size))
     return found
 
 
@@ -232,6 +246,12 @@ def remove_partials(store: Store, text: str = "") -> list[str]:
     removed = []
     for entry in partials(store):
         if text.lower() not in entry["label"].lower() and text.lower() not in entry["key"].lower():
+            continue
+        if entry["left"]:
+            with try_hold(store.partial / entry["key"]) as held:
+                if held:
+                    (store.partial / entry["key"]).unlink()
+                    removed.append(entry["label"])
             continue
         with try_lock(store.partial / f"{entry['key']}.lock") as held:
             if not held:

@@ -6,9 +6,9 @@ import asyncio
 import hashlib
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from edgellm.errors import EdgeLLMError, GGUFError, ModelNotFound, PullError, RequestError
 from edgellm.hub import create as hub_create
 from edgellm.hub import pull as hub_pull
-from edgellm.hub.disk import check_room, make_folder
+from edgellm.hub.disk import check_room, scratch
 from edgellm.hub.manifest import MODEL, Layer, valid_digest
 from edgellm.hub.modelfile import Modelfile
 from edgellm.hub.sources import NotThere, check_source
@@ -262,15 +262,12 @@ async def put_blob(request: Request) -> Response:
     if await asyncio.to_thread(store.blob_path(digest).is_file):
         return Response(status_code=200)
     check_room(store.root, int(request.headers.get("content-length", 0)), "the upload")
-    handle, name = await asyncio.to_thread(tempfile.mkstemp, prefix="upload-", dir=make_folder(store.partial))
-    try:
-        with os.fdopen(handle, "wb") as out:
-            found, size = await _receive(request, out, store.root)
+    with ExitStack() as opened:
+        out, path = await asyncio.to_thread(opened.enter_context, scratch(store.partial, "upload-"))
+        found, size = await _receive(request, out, store.root)
         if found != digest:
             raise RequestError(f'digest mismatch, expected "{digest}", got "{found}"')
-        await asyncio.to_thread(store.adopt, Path(name), Layer(MODEL, digest, size))
-    finally:
-        Path(name).unlink(missing_ok=True)
+        await asyncio.to_thread(store.adopt, path, Layer(MODEL, digest, size))
     return Response(status_code=201)
 
 

@@ -19,7 +19,7 @@ from edgellm.hub.download import download
 from edgellm.hub.fetch import Fetcher
 from edgellm.hub.journal import Geometry, Partial, part_size_for
 from edgellm.hub.manifest import MODEL
-from edgellm.hub.pull import PullOptions, pull
+from edgellm.hub.pull import PullOptions, partials, pull, remove_partials
 from edgellm.hub.store import Store
 from edgellm.hub.web import Web
 from tests.support.hubs import serve_registry, sha256
@@ -180,3 +180,22 @@ def test_resume_in_one_process_reads_nothing_twice(origin: Origin, store: Store,
     serve_registry(origin, "library/m", [(MODEL, path)])
     pull(f"http://127.0.0.1:{origin.port}/library/m", store, PullOptions(insecure=True))
     assert origin.asked(f"/v2/library/m/blobs/sha256:{sha256(path)}") == 2 << 20
+
+
+LEAVER = "import sys, pathlib; from edgellm.hub.disk import scratch\n"
+LEAVER += "with scratch(pathlib.Path(sys.argv[1]), 'upload-') as (out, _):\n"
+LEAVER += "    out.write(b'x' * 5000), out.flush(), print('written', flush=True), sys.stdin.read()"
+
+
+def test_what_a_killed_upload_left_is_listed_and_removed(store: Store) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", LEAVER, str(store.partial)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with child:
+        assert child.stdout is not None and child.stdout.readline() == b"written\n"
+        assert (partials(store), remove_partials(store)) == ([], []), "a running process's file"
+        child.kill()
+    (left,) = store.partial.iterdir()
+    (entry,) = partials(store)
+    assert (entry["key"], entry["size"], entry["left"]) == (left.name, 5000, True)
+    assert remove_partials(store) == [left.name] and not list(store.partial.iterdir())
