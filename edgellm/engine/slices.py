@@ -21,8 +21,9 @@ from edgellm.memory import PASS_TOKENS
 
 __all__ = ["LONG", "STRETCH", "Slices", "take_prompts"]
 
-STRETCH = 3.0
-"""A step with a slice may take this many plain decode steps; what is promised is 4 at the 99th percentile."""
+STRETCH = 3.3
+"""A step with a slice may take this many plain decode steps; what is promised is 4 at the 99th percentile. Less leaves
+no more room in the end: prompts take longer, answers grow meanwhile, and their own decoding fills the steps."""
 
 LONG = 512
 """Prompts up to so many tokens share the steps of decoding instead (pacer.py): little lies before theirs that would be

@@ -151,12 +151,12 @@ class Pacing:
         return made.granted[-1] if made.granted else 0.0
 
 
-def test_a_slice_fills_a_step_up_to_three_plain_ones() -> None:
+def test_a_slice_fills_a_step_up_to_about_three_plain_ones() -> None:
     pacing = Pacing()
-    assert pacing.granted(0.010) == pytest.approx(0.020)
-    assert pacing.granted(0.018) == pytest.approx(0.012)  # disturbed: the slice gives way
-    assert pacing.granted(0.031) == 0.0
-    assert pacing.granted(0.012, times=9) == pytest.approx(0.018)
+    assert pacing.granted(0.010) == pytest.approx(0.023)
+    assert pacing.granted(0.018) == pytest.approx(0.015)  # disturbed: the slice gives way
+    assert pacing.granted(0.034) == 0.0
+    assert pacing.granted(0.012, times=9) == pytest.approx(0.021)
 
 
 def test_dearer_decoding_leaves_prompts_half_a_plain_step() -> None:
@@ -165,13 +165,13 @@ def test_dearer_decoding_leaves_prompts_half_a_plain_step() -> None:
 
 def test_scant_time_is_left_alone_but_not_twice_in_a_row() -> None:
     pacing = Pacing()
-    assert [pacing.granted(0.029) for _ in range(4)] == pytest.approx([0.0, 0.001, 0.0, 0.001])
+    assert [pacing.granted(0.031) for _ in range(4)] == pytest.approx([0.0, 0.002, 0.0, 0.002])
     pacing = Pacing()
-    assert [pacing.granted(taken) for taken in (0.029, 0.031, 0.029)] == pytest.approx([0.0, 0.0, 0.001])
+    assert [pacing.granted(taken) for taken in (0.031, 0.034, 0.031)] == pytest.approx([0.0, 0.0, 0.002])
 
 
 def test_many_answers_are_used_to_longer_steps_than_few() -> None:
     """Else a prompt would hardly advance beside forty that came after one."""
     pacing = Pacing()
-    assert pacing.granted(0.060, times=5, num_answers=40) == pytest.approx(0.120)
-    assert pacing.granted(0.010) == pytest.approx(0.020)
+    assert pacing.granted(0.060, times=5, num_answers=40) == pytest.approx(0.138)
+    assert pacing.granted(0.010) == pytest.approx(0.023)
