@@ -3,9 +3,10 @@
 Types with blocks of 32: one kernel family, which keeps a block of LANES rows in registers for all tokens
 (matmul_tile_32.py); with AMX, for more than eight, the tile registers (matmul_prompt_32.py). K types: for one token,
 with AVX-512 for up to four, the row kernels, which read every weight row's bytes in order; for more the tile kernels,
-which unpack LANES rows at a time and use them for all tokens; with AMX, for up to eight, the tile registers
-(matmul_amx.py), for some types for more as well (matmul_prompt_k.py). All give the same bits (matmul_32.py and
-matmul_tile_k.py say what is computed). Weights stay in the file's own bytes; x is quantised once and kept with it.
+which unpack LANES rows at a time and use them for all tokens (matmul_few_k.py: some types, up to eight); with AMX, for
+up to eight, the tile registers (matmul_amx.py), for some types for more as well (matmul_prompt_k.py). All give the same
+bits (matmul_32.py and matmul_tile_k.py say what is computed). Weights stay in the file's own bytes; x is quantised once
+and kept with it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from edgellm.backends.cpu import (
     matmul_32,
     matmul_amx,
+    matmul_few_k,
     matmul_prompt_32,
     matmul_prompt_k,
     matmul_row,
@@ -68,15 +70,22 @@ def linear_kernel(kind: str, width: int, single: bool = False) -> Kernel:
         return matmul_amx.few_kernel(form.name, width)
     if width == matmul_prompt_k.PANEL and form.name in matmul_prompt_k.PIECES:
         return matmul_prompt_k.prompt_kernel(form)
-    if panel_width(kind, width) < width:
+    if panel_width(kind, width, single) < width:
         return matmul_row_512.row_kernel(form.name, width)
-    return matmul_row_k.row_kernel(form.name, form.type_size) if width == 1 else matmul_tile_k.tile_kernel(form, width)
+    if width == 1:
+        return matmul_row_k.row_kernel(form.name, form.type_size)
+    if single and width in matmul_few_k.PANELS.get(form.name, ()):
+        return matmul_few_k.few_kernel(form, width)
+    return matmul_tile_k.tile_kernel(form, width)
 
 
 def panel_width(kind: str, width: int, single: bool = False) -> int:
     """Tokens in a panel of what `linear_kernel` reads."""
-    by_rows = ISA == "avx512" and width <= 4 and kind.lower() in matmul_row_512.FORMATS
-    return 1 if by_rows and not (single and by_tiles(kind, width)) else width
+    name = kind.lower()
+    by_rows = ISA == "avx512" and width <= 4 and name in matmul_row_512.FORMATS
+    if single and (by_tiles(kind, width) or width in matmul_few_k.PANELS.get(name, ())):
+        return width
+    return 1 if by_rows else width
 
 
 def units_of(kind: str, m: int) -> int:

@@ -11,7 +11,8 @@ For a row, a token and a super-block (256 weights), with codes c, group scales s
 The row kernels (matmul_row_k.py) compute the same numbers in the same order, so the bits are equal.
 
 Tile, one weight row per lane: codes [64][LANES][4] bytes; scales [16][LANES] int32 (without a dot instruction: the
-scale twice as int16); offsets [8][LANES] pairs of int16; d and dmin [LANES] float32; then room for the raw words.
+scale twice as int16); offsets [8][LANES] pairs of int16; d and dmin [LANES] float32; words of bits that
+belong to several pieces of the codes [16][LANES].
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from edgellm.backends.cpu.jit import Inline, Kernel, kernel
+from edgellm.backends.cpu.jit import Inline, Kernel, inline, kernel
 from edgellm.backends.cpu.matmul_args import (
     ALL_PANELS,
     BIAS,
@@ -36,6 +37,7 @@ from edgellm.backends.cpu.matmul_args import (
     Q,
 )
 from edgellm.backends.cpu.simd import (
+    Vector,
     add,
     fma,
     load_i32,
@@ -71,8 +73,8 @@ SCALES = 64 * VECTOR
 OFFSETS = SCALES + 16 * VECTOR
 D_TILE = OFFSETS + 8 * VECTOR
 DMIN_TILE = D_TILE + VECTOR
-WORDS = DMIN_TILE + VECTOR
-TILE_BYTES = WORDS + 56 * VECTOR
+BITS = DMIN_TILE + VECTOR
+TILE_BYTES = BITS + 16 * VECTOR
 TOKENS_AT_ONCE = 8 if LANES == 16 else 4
 """Tokens whose accumulators fit in the registers."""
 
@@ -83,20 +85,64 @@ class KFormat:
 
     name: str
     type_size: int
-    unpack: Inline
-    """(first block of LANES rows, bytes between rows, tile): fills the tile."""
+    scales: Inline
+    """(first block of LANES rows, bytes between rows, tile): fills the tile but for its codes."""
+    codes: Inline
+    """(the same, number of a piece, 0 to 3) -> codes of 64 weights of every row, once the tile has the rest: eight
+    vectors of four from `first_code` on, and eight of those that follow `apart` vectors further."""
     group: int
     """Weights that share a scale: 16 or 32."""
     sums: int
     """Sums of two products that add up in int16 without overflow; 0: signed codes, stored plus WIDE_OFFSET."""
     offset: int = 0
     """What codes are stored plus; 0 when the type has minima."""
+    apart: int = 8
+
+    @property
+    def unpack(self) -> Inline:
+        """(first block of LANES rows, bytes between rows, tile): fills the tile."""
+        scales, codes_of, apart = self.scales, self.codes, self.apart
+
+        def fill(source: int, stride: int, tile: int) -> None:
+            scales(source, stride, tile)
+            for piece in range(4):
+                codes = codes_of(source, stride, tile, piece)
+                at = tile + first_code(piece, apart) * VECTOR
+                for i in unroll(8):
+                    store(at + i * VECTOR, codes[i])
+                    store(at + (apart + i) * VECTOR, codes[8 + i])
+
+        return inline(fill)
+
+
+@inline
+def first_code(piece: int, apart: int) -> int:
+    """A piece's first vector of codes in the tile."""
+    return 16 * piece if apart == 8 else piece // 2 * 32 + piece % 2 * 8
+
+
+def value_from(form: KFormat) -> Inline:
+    """(isum, msum, tile) -> value; msum is not looked at where the codes are stored as they are."""
+    wide = form.sums == 0
+    offset = (WIDE_OFFSET if wide else 0) + form.offset
+    minima = form.offset == 0 and not wide
+
+    def value_of(isum: Vector, msum: Vector, tile: int) -> Vector:
+        if minima:
+            lows = mul(ints_to_floats(msum), load_floats(tile + DMIN_TILE))
+            return sub(mul(ints_to_floats(isum), load_floats(tile + D_TILE)), lows)
+        else:
+            exact = sub(isum, mul(msum, splat_ints(offset))) if offset else isum
+            return mul(ints_to_floats(exact), load_floats(tile + D_TILE))
+
+    return inline(value_of)
 
 
 @cache
 def tile_kernel(form: KFormat, panel: int) -> Kernel:
     """Kernel over units of LANES rows; args as in matmul_args.py."""
-    unpack, type_size, group, wide = form.unpack, form.type_size, form.group, form.sums == 0
+    unpack, value_of = form.unpack, value_from(form)
+    type_size, group, wide = form.type_size, form.group, form.sums == 0
     sums_16 = min(form.sums, group // 4)
     offset = (WIDE_OFFSET if wide else 0) + form.offset
     minima = form.offset == 0 and not wide
@@ -177,14 +223,7 @@ def tile_kernel(form: KFormat, panel: int) -> Kernel:
                                 dots[t] = add_pairs(dots[t], pair, broadcast_pairs(place))
                     for t in unroll(block):
                         token = p * panel + first + t
-                        if minima:
-                            lows = mul(ints_to_floats(dots[t]), load_floats(scratch + DMIN_TILE))
-                            value = sub(mul(ints_to_floats(total[t]), load_floats(scratch + D_TILE)), lows)
-                        if offset != 0:
-                            exact = sub(total[t], mul(dots[t], splat_ints(offset)))
-                            value = mul(ints_to_floats(exact), load_floats(scratch + D_TILE))
-                        if offset == 0 and not minima:
-                            value = mul(ints_to_floats(total[t]), load_floats(scratch + D_TILE))
+                        value = value_of(total[t], dots[t], scratch)
                         y = partial + token * VECTOR
                         store(y, fma(value, broadcast_floats(d + 4 * token), load_floats(y)))
                 q += stride * 256

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from edgellm.backends.cpu.jit import inline
-from edgellm.backends.cpu.matmul_tile_k import D_TILE, DMIN_TILE, OFFSETS, SCALES, VECTOR, WORDS, KFormat
+from edgellm.backends.cpu.matmul_tile_k import BITS, D_TILE, DMIN_TILE, OFFSETS, SCALES, VECTOR, KFormat
 from edgellm.backends.cpu.simd import (
     Vector,
     bit_and,
     bit_or,
-    load_f16,
+    registers,
     shift_left,
     shift_right,
     store,
-    store_f32,
     sub,
     unroll,
 )
-from edgellm.backends.cpu.simd_pack import lookup, shifted, transpose_half, transpose_words
+from edgellm.backends.cpu.simd_pack import eight_words_of_rows, four_words_of_rows, lookup, shifted, shifted_down
 from edgellm.backends.cpu.simd_wide import (
     HAS_DOT,
     LANES,
@@ -28,17 +27,8 @@ from edgellm.backends.cpu.simd_wide import (
     splat_ints,
 )
 
-
-@inline
-def word(tile: int, i: int) -> Vector:
-    """The i-th raw word of every row."""
-    return load_ints(tile + WORDS + i * VECTOR)
-
-
-@inline
-def put_codes(tile: int, k4: int, codes: Vector) -> None:
-    """Weights 4 k4 .. 4 k4 + 3 of every row."""
-    store(tile + k4 * VECTOR, codes)
+Codes = tuple[Vector, ...]
+"""64 weights of every row: two times eight vectors, see KFormat."""
 
 
 @inline
@@ -69,10 +59,18 @@ def nibbles_high(x: Vector) -> Vector:
 
 
 @inline
-def put_d(source: int, stride: int, target: int) -> None:
-    """One float16 of each row, as float32."""
-    for r in range(LANES):
-        store_f32(target + 4 * r, load_f16(source + r * stride))
+def put_last_d(end: int, stride: int, tile: int) -> None:
+    """The float16 that each row's super-block ends with."""
+    words = four_words_of_rows(end - 16, stride)
+    store(tile + D_TILE, low_halves_to_floats(shift_right(words[3], 16)))
+
+
+@inline
+def put_bits(source: int, stride: int, tile: int, first: int) -> None:
+    """32 bytes of bits that several pieces need."""
+    words = eight_words_of_rows(source, stride)
+    for i in unroll(8):
+        store(tile + BITS + (first + i) * VECTOR, words[i])
 
 
 @inline
@@ -92,10 +90,10 @@ def put_six_bit(tile: int, scales: Vector, minima: Vector, first: int) -> None:
 
 
 @inline
-def put_header(source: int, stride: int, tile: int) -> None:
+def six_bit_scales(source: int, stride: int, tile: int) -> None:
     """Q4_K and Q5_K: d, dmin and eight 6-bit scales and minima in 16 bytes."""
-    transpose_half(source, stride, tile + WORDS)
-    halves, a, b, c = word(tile, 0), word(tile, 1), word(tile, 2), word(tile, 3)
+    words = four_words_of_rows(source, stride)
+    halves, a, b, c = words[0], words[1], words[2], words[3]
     store(tile + D_TILE, low_halves_to_floats(halves))
     store(tile + DMIN_TILE, low_halves_to_floats(shift_right(halves, 16)))
     six, two = splat_ints(0x3F3F3F3F), splat_ints(0x03030303)
@@ -106,15 +104,32 @@ def put_header(source: int, stride: int, tile: int) -> None:
 
 
 @inline
-def unpack_q4_k(source: int, stride: int, tile: int) -> None:
-    """32 bytes hold groups 2j (low nibbles) and 2j + 1 (high)."""
-    put_header(source, stride, tile)
-    for j in range(4):
-        transpose_words(source + 16 + 32 * j, stride, tile + WORDS)
-        for i in range(8):
-            x = word(tile, i)
-            put_codes(tile, 16 * j + i, nibbles_low(x))
-            put_codes(tile, 16 * j + 8 + i, nibbles_high(x))
+def q4_k_codes(source: int, stride: int, tile: int, piece: int) -> Codes:
+    """32 bytes hold one group in the low nibbles, the next in the high ones."""
+    words = eight_words_of_rows(source + 16 + 32 * piece, stride)
+    codes = registers(16)
+    for i in unroll(8):
+        codes[i], codes[8 + i] = ints_as_bytes(nibbles_low(words[i])), ints_as_bytes(nibbles_high(words[i]))
+    return tuple(codes)
+
+
+@inline
+def q5_k_scales(source: int, stride: int, tile: int) -> None:
+    """As Q4_K; bit g of the 32 bytes after them is the fifth bit in group g."""
+    six_bit_scales(source, stride, tile)
+    put_bits(source + 16, stride, tile, 0)
+
+
+@inline
+def q5_k_codes(source: int, stride: int, tile: int, piece: int) -> Codes:
+    """As Q4_K, with fifth bits."""
+    words, fifth = eight_words_of_rows(source + 48 + 32 * piece, stride), splat_ints(0x10101010)
+    codes = registers(16)
+    for i in unroll(8):
+        bits = shifted_down(load_ints(tile + BITS + i * VECTOR), 2 * piece)
+        codes[i] = ints_as_bytes(bit_or(nibbles_low(words[i]), bit_and(shift_left(bits, 4), fifth)))
+        codes[8 + i] = ints_as_bytes(bit_or(nibbles_high(words[i]), bit_and(shift_left(bits, 3), fifth)))
+    return tuple(codes)
 
 
 @inline
@@ -143,62 +158,55 @@ def put_signed_scales(tile: int, x: Vector, first: int) -> None:
 
 
 @inline
-def unpack_q6_k(source: int, stride: int, tile: int) -> None:
-    """128 weights: 64 bytes of low nibbles, 32 bytes of high pairs of bits."""
-    top = splat_ints(0x30303030)
-    for n in range(2):
-        transpose_words(source + 64 * n, stride, tile + WORDS)
-        transpose_words(source + 64 * n + 32, stride, tile + WORDS + 8 * VECTOR)
-        transpose_words(source + 128 + 32 * n, stride, tile + WORDS + 16 * VECTOR)
-        for i in range(8):
-            a, b, h = word(tile, i), word(tile, 8 + i), word(tile, 16 + i)
-            put_codes(tile, 32 * n + i, bit_or(nibbles_low(a), bit_and(shift_left(h, 4), top)))
-            put_codes(tile, 32 * n + 8 + i, bit_or(nibbles_low(b), bit_and(shift_left(h, 2), top)))
-            put_codes(tile, 32 * n + 16 + i, bit_or(nibbles_high(a), bit_and(h, top)))
-            put_codes(tile, 32 * n + 24 + i, bit_or(nibbles_high(b), bit_and(shift_right(h, 2), top)))
-    transpose_half(source + 192, stride, tile + WORDS)
+def q6_k_scales(source: int, stride: int, tile: int) -> None:
+    """16 int8 scales, d at the end; before them, for each half, 32 bytes with two high bits of four times 32 codes."""
+    words = four_words_of_rows(source + 192, stride)
     for i in unroll(4):
-        put_signed_scales(tile, word(tile, i), 4 * i)
-    put_d(source + 208, stride, tile + D_TILE)
+        put_signed_scales(tile, words[i], 4 * i)
+    put_last_d(source + 210, stride, tile)
+    for half in unroll(2):
+        put_bits(source + 128 + 32 * half, stride, tile, 8 * half)
 
 
 @inline
-def unpack_q5_k(source: int, stride: int, tile: int) -> None:
-    """As Q4_K; bit g of the 32 bytes before the nibbles is the fifth bit in group g."""
-    put_header(source, stride, tile)
-    transpose_words(source + 16, stride, tile + WORDS + 8 * VECTOR)
-    fifth = splat_ints(0x10101010)
-    for j in unroll(4):
-        transpose_words(source + 48 + 32 * j, stride, tile + WORDS)
-        for i in range(8):
-            x, h = word(tile, i), word(tile, 8 + i)
-            put_codes(tile, 16 * j + i, bit_or(nibbles_low(x), bit_and(shifted(h, 4 - 2 * j), fifth)))
-            put_codes(tile, 16 * j + 8 + i, bit_or(nibbles_high(x), bit_and(shifted(h, 3 - 2 * j), fifth)))
+def q6_k_codes(source: int, stride: int, tile: int, piece: int) -> Codes:
+    """32 bytes of nibbles: low ones, and 64 weights further high ones."""
+    words, top = eight_words_of_rows(source + 32 * piece, stride), splat_ints(0x30303030)
+    codes = registers(16)
+    for i in unroll(8):
+        bits = shifted_down(load_ints(tile + BITS + (piece // 2 * 8 + i) * VECTOR), piece % 2 * 2)
+        codes[i] = ints_as_bytes(bit_or(nibbles_low(words[i]), bit_and(shift_left(bits, 4), top)))
+        codes[8 + i] = ints_as_bytes(bit_or(nibbles_high(words[i]), bit_and(bits, top)))
+    return tuple(codes)
 
 
 @inline
-def unpack_q2_k(source: int, stride: int, tile: int) -> None:
-    """16 bytes of scale and minimum nibbles; 32 bytes hold four groups of 32 as pairs of bits; d and dmin last."""
-    transpose_half(source, stride, tile + WORDS)
+def q2_k_scales(source: int, stride: int, tile: int) -> None:
+    """16 bytes of scale and minimum nibbles; d and dmin last."""
+    words = four_words_of_rows(source, stride)
     ff, four_bits = splat_ints(0xFF), splat_ints(0x0F)
     for i in unroll(4):
-        x = word(tile, i)
+        x = words[i]
         s0, m0 = bit_and(x, four_bits), bit_and(shifted(x, -4), four_bits)
         s1, m1 = bit_and(shifted(x, -8), four_bits), bit_and(shifted(x, -12), four_bits)
         s2, m2 = bit_and(shifted(x, -16), four_bits), bit_and(shifted(x, -20), four_bits)
         s3, m3 = bit_and(shifted(x, -24), four_bits), bit_and(shifted(x, -28), ff)
         put_four(tile, s0, s1, s2, s3, 4 * i)
         put_offsets(tile, m0, m1, m2, m3, 4 * i)
-    three = splat_ints(0x03030303)
-    for n in range(2):
-        transpose_words(source + 16 + 32 * n, stride, tile + WORDS)
-        for i in range(8):
-            x = word(tile, i)
-            for j in unroll(4):
-                put_codes(tile, 32 * n + 8 * j + i, bit_and(shifted(x, -2 * j), three))
-    transpose_half(source + 68, stride, tile + WORDS)
-    store(tile + D_TILE, low_halves_to_floats(word(tile, 3)))
-    store(tile + DMIN_TILE, low_halves_to_floats(shift_right(word(tile, 3), 16)))
+    last = four_words_of_rows(source + 68, stride)
+    store(tile + D_TILE, low_halves_to_floats(last[3]))
+    store(tile + DMIN_TILE, low_halves_to_floats(shift_right(last[3], 16)))
+
+
+@inline
+def q2_k_codes(source: int, stride: int, tile: int, piece: int) -> Codes:
+    """32 bytes hold four times 32 weights as pairs of bits."""
+    words, three = eight_words_of_rows(source + 16 + piece // 2 * 32, stride), splat_ints(0x03030303)
+    codes = registers(16)
+    for i in unroll(8):
+        pairs = shifted_down(words[i], piece % 2 * 4)
+        codes[i], codes[8 + i] = ints_as_bytes(bit_and(pairs, three)), ints_as_bytes(bit_and(shifted(pairs, -2), three))
+    return tuple(codes)
 
 
 @inline
@@ -212,35 +220,41 @@ def put_minus_32(tile: int, x: Vector, first: int) -> None:
 
 
 @inline
-def unpack_q3_k(source: int, stride: int, tile: int) -> None:
-    """32 bytes of third bits (bit g: group g of 32), pairs of bits as Q2_K, 12 bytes of scales, d."""
-    transpose_half(source + 92, stride, tile + WORDS)
-    a, b, c = word(tile, 1), word(tile, 2), word(tile, 3)
+def q3_k_scales(source: int, stride: int, tile: int) -> None:
+    """12 bytes of scales, then d. Bit g of the first 32 bytes is the third bit of the g-th 32 codes."""
+    words = four_words_of_rows(source + 92, stride)
+    a, b, c = words[1], words[2], words[3]
     two = splat_ints(0x03030303)
     put_minus_32(tile, bit_or(nibbles_low(a), shift_left(bit_and(c, two), 4)), 0)
     put_minus_32(tile, bit_or(nibbles_low(b), shift_left(bit_and(shift_right(c, 2), two), 4)), 4)
     put_minus_32(tile, bit_or(nibbles_high(a), shift_left(bit_and(shift_right(c, 4), two), 4)), 8)
     put_minus_32(tile, bit_or(nibbles_high(b), shift_left(bit_and(shift_right(c, 6), two), 4)), 12)
-    transpose_words(source, stride, tile + WORDS + 8 * VECTOR)
-    third = splat_ints(0x04040404)
-    for n in unroll(2):
-        transpose_words(source + 32 + 32 * n, stride, tile + WORDS)
-        for i in range(8):
-            x, h = word(tile, i), word(tile, 8 + i)
-            for j in unroll(4):
-                high = bit_and(shifted(h, 2 - 4 * n - j), third)
-                put_codes(tile, 32 * n + 8 * j + i, bit_or(bit_and(shifted(x, -2 * j), two), high))
-    put_d(source + 108, stride, tile + D_TILE)
+    put_last_d(source + 110, stride, tile)
+    put_bits(source, stride, tile, 0)
+
+
+@inline
+def q3_k_codes(source: int, stride: int, tile: int, piece: int) -> Codes:
+    """Pairs of bits as Q2_K, with third bits."""
+    words = eight_words_of_rows(source + 32 + piece // 2 * 32, stride)
+    two, third = splat_ints(0x03030303), splat_ints(0x04040404)
+    codes = registers(16)
+    for i in unroll(8):
+        pairs = shifted_down(words[i], piece % 2 * 4)
+        bits = shifted_down(load_ints(tile + BITS + i * VECTOR), 2 * piece)
+        codes[i] = ints_as_bytes(bit_or(bit_and(pairs, two), bit_and(shifted(bits, 2), third)))
+        codes[8 + i] = ints_as_bytes(bit_or(bit_and(shifted(pairs, -2), two), bit_and(shifted(bits, 1), third)))
+    return tuple(codes)
 
 
 iq4_codes = lookup("iq4", 4 * LANES, WIDE_OFFSET)
 
 
 @inline
-def unpack_iq4_xs(source: int, stride: int, tile: int) -> None:
-    """d, 8 x 6-bit scales in two parts, nibbles into the table: 16 bytes a group, low nibbles first."""
-    transpose_half(source, stride, tile + WORDS)
-    first, low = word(tile, 0), word(tile, 1)
+def iq4_xs_scales(source: int, stride: int, tile: int) -> None:
+    """d, then eight 6-bit scales in two parts."""
+    words = four_words_of_rows(source, stride)
+    first, low = words[0], words[1]
     store(tile + D_TILE, low_halves_to_floats(first))
     for g in unroll(8):
         high = bit_and(shifted(first, -16 - 2 * g), splat_ints(3))
@@ -248,20 +262,25 @@ def unpack_iq4_xs(source: int, stride: int, tile: int) -> None:
         scale = sub(scale, splat_ints(32))
         store(tile + SCALES + g * VECTOR, scale)
         store(tile + OFFSETS + g * VECTOR, pair(scale, scale))
-    for j in range(4):
-        transpose_words(source + 8 + 32 * j, stride, tile + WORDS)
-        for i in unroll(4):
-            x, y = word(tile, i), word(tile, 4 + i)
-            store(tile + (16 * j + i) * VECTOR, iq4_codes(ints_as_bytes(nibbles_low(x))))
-            store(tile + (16 * j + 4 + i) * VECTOR, iq4_codes(ints_as_bytes(nibbles_high(x))))
-            store(tile + (16 * j + 8 + i) * VECTOR, iq4_codes(ints_as_bytes(nibbles_low(y))))
-            store(tile + (16 * j + 12 + i) * VECTOR, iq4_codes(ints_as_bytes(nibbles_high(y))))
 
 
-Q2_K = KFormat("q2_k", 84, unpack_q2_k, group=16, sums=8)
-Q3_K = KFormat("q3_k", 110, unpack_q3_k, group=16, sums=8, offset=4)
-Q4_K = KFormat("q4_k", 144, unpack_q4_k, group=32, sums=8)
-Q5_K = KFormat("q5_k", 176, unpack_q5_k, group=32, sums=4)
-Q6_K = KFormat("q6_k", 210, unpack_q6_k, group=16, sums=2, offset=32)
-IQ4_XS = KFormat("iq4_xs", 136, unpack_iq4_xs, group=32, sums=0)
+@inline
+def iq4_xs_codes(source: int, stride: int, tile: int, piece: int) -> Codes:
+    """Nibbles into the table: 16 bytes a group, low nibbles first."""
+    words = eight_words_of_rows(source + 8 + 32 * piece, stride)
+    codes = registers(16)
+    for i in unroll(4):
+        for group in unroll(2):
+            x = words[4 * group + i]
+            codes[8 * group + i] = iq4_codes(ints_as_bytes(nibbles_low(x)))
+            codes[8 * group + 4 + i] = iq4_codes(ints_as_bytes(nibbles_high(x)))
+    return tuple(codes)
+
+
+Q2_K = KFormat("q2_k", 84, q2_k_scales, q2_k_codes, group=16, sums=8)
+Q3_K = KFormat("q3_k", 110, q3_k_scales, q3_k_codes, group=16, sums=8, offset=4)
+Q4_K = KFormat("q4_k", 144, six_bit_scales, q4_k_codes, group=32, sums=8)
+Q5_K = KFormat("q5_k", 176, q5_k_scales, q5_k_codes, group=32, sums=4)
+Q6_K = KFormat("q6_k", 210, q6_k_scales, q6_k_codes, group=16, sums=2, offset=32, apart=16)
+IQ4_XS = KFormat("iq4_xs", 136, iq4_xs_scales, iq4_xs_codes, group=32, sums=0)
 FORMATS = (Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS)

@@ -12,7 +12,6 @@ from edgellm.backends.cpu.simd import (
     Op,
     Vector,
     add,
-    load_i32x4,
     load_i32x8,
     op,
     permute,
@@ -108,6 +107,12 @@ def _emit_exponents_to_floats(e: Any, x: Any) -> Any:
     return e.bitcast(e.b.select(e.b.icmp_unsigned("<", x, e.constant(INTS, 2)), tiny, normal), FLOATS)
 
 
+@op(f"{INTS}({INTS}, i64)", lambda e, x, n: e.b.lshr(x, e.splat(e.truncate(n, "i32"), LANES)))
+def shifted_down(x: Vector, n: int) -> Vector:
+    """Lanes moved right by n bits, which need not be a constant; zeros coming in."""
+    return (x.view(np.uint32) >> np.uint32(n)).view(np.int32)
+
+
 @op(f"{INTS}({INTS}, {INTS}, lit)")
 def funnel(low: Vector, high: Vector, n: int) -> Vector:
     """Bytes n .. n + 3 of the eight in (low, high), n in 0..4."""
@@ -196,7 +201,6 @@ _zip_low2, _zip_high2 = (
     permute2("i32x8", [2, 3, 10, 11, 6, 7, 14, 15]),
 )
 _lows, _highs = permute2("i32x8", [0, 1, 2, 3, 8, 9, 10, 11]), permute2("i32x8", [4, 5, 6, 7, 12, 13, 14, 15])
-_join_i32x4 = permute2("i32x4", list(range(8)))
 
 
 @inline
@@ -228,35 +232,6 @@ def transpose_8x8(source: int, stride: int, target: int, target_stride: int) -> 
         store(target + i * target_stride, c[i])
 
 
-@inline
-def transpose_8x4(source: int, stride: int, target: int, target_stride: int) -> None:
-    """16 bytes of each of eight rows, `stride` bytes apart -> four vectors of one word a row."""
-    a = registers(4)
-    b = registers(4)
-    for r in unroll(4):
-        a[r] = _join_i32x4(load_i32x4(source + r * stride), load_i32x4(source + (r + 4) * stride))
-    for r in unroll(2):
-        b[2 * r] = _zip_low(a[2 * r], a[2 * r + 1])
-        b[2 * r + 1] = _zip_high(a[2 * r], a[2 * r + 1])
-    for i in unroll(2):
-        store(target + 2 * i * target_stride, _zip_low2(b[i], b[i + 2]))
-        store(target + (2 * i + 1) * target_stride, _zip_high2(b[i], b[i + 2]))
-
-
-@inline
-def transpose_words(source: int, stride: int, target: int) -> None:
-    """32 bytes of LANES rows -> eight vectors INTS at `target`."""
-    for h in unroll(LANES // 8):
-        transpose_8x8(source + 8 * h * stride, stride, target + 32 * h, 4 * LANES)
-
-
-@inline
-def transpose_half(source: int, stride: int, target: int) -> None:
-    """16 bytes of LANES rows -> four vectors INTS at `target`."""
-    for h in unroll(LANES // 8):
-        transpose_8x4(source + 8 * h * stride, stride, target + 32 * h, 4 * LANES)
-
-
 @op(f"{INTS}(i64, i64)")
 def load_rows_of_four(address: int, stride: int) -> Vector:
     """16 bytes of each of LANES / 4 rows, `stride` bytes apart."""
@@ -282,6 +257,57 @@ def _zip(pairs: list[tuple[int, int]]) -> Op:
 
 zip_low, zip_high = _zip([(0, 0), (1, 0), (0, 1), (1, 1)]), _zip([(0, 2), (1, 2), (0, 3), (1, 3)])
 zip_low_pairs, zip_high_pairs = _zip([(0, 0), (0, 1), (1, 0), (1, 1)]), _zip([(0, 2), (0, 3), (1, 2), (1, 3)])
+_even_parts = permute2("i32x16", [4 * part + i for part in (0, 2, 4, 6) for i in range(4)])
+_odd_parts = permute2("i32x16", [4 * part + i for part in (1, 3, 5, 7) for i in range(4)])
+
+
+@op("i32x16(i64, i64)")
+def load_two_of_eight(address: int, apart: int) -> Vector:
+    """32 bytes at an address, and 32 that lie `apart` bytes further."""
+    return np.concatenate([view(address, np.int32, 8), view(address + apart, np.int32, 8)])
+
+
+@load_two_of_eight.emit()
+def _emit_load_two_of_eight(e: Any, address: Any, apart: Any) -> Any:
+    return e.shuffle(e.load(address, "i32x8"), e.load(e.b.add(address, apart), "i32x8"), list(range(16)))
+
+
+@inline
+def four_words_of_rows(source: int, stride: int) -> tuple[Vector, ...]:
+    """16 bytes of each of LANES rows, `stride` bytes apart -> four vectors INTS of one word a row."""
+    v = registers(4)
+    u = registers(4)
+    for j in unroll(4):
+        v[j] = load_rows_of_four(source + j * stride, 4 * stride)
+    for j in unroll(2):
+        u[j], u[2 + j] = zip_low(v[2 * j], v[2 * j + 1]), zip_high(v[2 * j], v[2 * j + 1])
+    for j in unroll(2):
+        v[2 * j], v[2 * j + 1] = zip_low_pairs(u[2 * j], u[2 * j + 1]), zip_high_pairs(u[2 * j], u[2 * j + 1])
+    return tuple(v)
+
+
+@inline
+def eight_words_of_rows(source: int, stride: int) -> tuple[Vector, ...]:
+    """The same of 32 bytes: eight vectors. No store in between: loads would wait for narrower stores."""
+    if LANES == 8:
+        return transposed_8x8(source, stride)
+    else:
+        v = registers(8)
+        u = registers(4)
+        for h in unroll(2):
+            for r in unroll(4):
+                v[4 * h + r] = load_two_of_eight(source + (8 * h + r) * stride, 4 * stride)
+            for j in unroll(2):
+                a, b = v[4 * h + 2 * j], v[4 * h + 2 * j + 1]
+                u[j], u[2 + j] = zip_low(a, b), zip_high(a, b)
+            for j in unroll(2):
+                v[4 * h + 2 * j] = zip_low_pairs(u[2 * j], u[2 * j + 1])
+                v[4 * h + 2 * j + 1] = zip_high_pairs(u[2 * j], u[2 * j + 1])
+        # Parts of v[i], of 128 bits: word i of rows 0..3, word 4 + i of them; the same of rows 4..7.
+        for i in unroll(4):
+            a, b = v[i], v[4 + i]
+            v[i], v[4 + i] = _even_parts(a, b), _odd_parts(a, b)
+        return tuple(v)
 
 
 @op("i32x8(i32x8, i32x8)")

@@ -1,7 +1,7 @@
 """Rewrites a kernel's syntax tree before compilation, so that kernels can be written as loops over registers.
 
 - `for i in unroll(N): body` becomes N copies of the body with `i` a constant;
-- `acc = registers(N)` disappears and `acc[<constant>]` becomes the variable `acc_<constant>`;
+- `acc = registers(N)` disappears, `acc[<constant>]` becomes the variable `acc_<constant>`, `tuple(acc)` all of them;
 - `if <constant>:` keeps only the branch taken (constants: closure variables and module globals of plain type).
 """
 
@@ -20,7 +20,7 @@ PLAIN = (int, str, bool, tuple, type(None))
 class _Fold(ast.NodeTransformer):
     def __init__(self, constants: Mapping[str, Any]):
         self.constants = dict(constants)
-        self.registers: set[str] = set()
+        self.registers: dict[str, int] = {}
 
     def known(self, node: ast.expr) -> Any:
         """The value of an expression of constants; LookupError otherwise."""
@@ -47,12 +47,24 @@ class _Fold(ast.NodeTransformer):
         target, value = node.targets[0], node.value
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             if all(_is_call(v, "registers") for v in value.elts):
-                self.registers |= {t.id for t in target.elts if isinstance(t, ast.Name)}
+                for name, made in zip(target.elts, value.elts, strict=True):
+                    self._declare(name, made)
                 return None
-        elif isinstance(target, ast.Name) and _is_call(value, "registers"):
-            self.registers.add(target.id)
+        elif _is_call(value, "registers"):
+            self._declare(target, value)
             return None
         return self.generic_visit(node)
+
+    def _declare(self, name: ast.expr, made: ast.expr) -> None:
+        assert isinstance(name, ast.Name) and isinstance(made, ast.Call)
+        self.registers[name.id] = self.known(made.args[0])
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        if _is_call(node, "tuple") and isinstance(node.args[0], ast.Name) and node.args[0].id in self.registers:
+            name = node.args[0].id
+            names: list[ast.expr] = [ast.Name(f"{name}_{i}", ast.Load()) for i in range(self.registers[name])]
+            return ast.copy_location(ast.Tuple(names, ast.Load()), node)
+        return self.generic_visit(node)  # type: ignore[return-value]
 
     def visit_If(self, node: ast.If) -> Any:
         try:

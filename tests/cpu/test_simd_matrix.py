@@ -81,11 +81,13 @@ def test_twin(name):
         operands[192:256] = np.repeat(rng.integers(-64, 64, 16).astype(np.int16), 2).view(np.uint8)
     if name.startswith("lookup") or "lookup" in item.name:
         operands[:64] &= 15
-    if name.endswith("_of_four") or name == "load_pair_in_half":  # addresses
+    if name.endswith(("_of_four", "_of_eight")) or name == "load_pair_in_half":  # addresses
         operands[256:] = rng.integers(0, 120, 256)
         operands[:256].view(np.int64)[::8] = operands.ctypes.data + 256 + 38 * np.arange(4)
-    if name == "load_rows_of_four":  # an address and a stride
+    if name in ("load_rows_of_four", "load_two_of_eight"):  # an address and a stride
         operands[64:72].view(np.int64)[0] = 38
+    if name == "shifted_down":  # bits
+        operands[64:72].view(np.int64)[0] = 5
     if name == "exponents_to_floats":
         operands[:64] = rng.integers(0, 255, 16).astype(np.int32).view(np.uint8)
     compiled, plain = run(name, item, kinds, result, operands)
