@@ -3,10 +3,10 @@
 Types with blocks of 32: one kernel family, which keeps a block of LANES rows in registers for all tokens
 (matmul_tile_32.py); with AMX, for more than eight, the tile registers (matmul_prompt_32.py). K types: for one token,
 with AVX-512 for up to four, the row kernels, which read every weight row's bytes in order; for more the tile kernels,
-which unpack LANES rows at a time and use them for all tokens (matmul_few_k.py: some types, up to eight); with AMX, for
-up to eight, the tile registers (matmul_amx.py), for some types for more as well (matmul_prompt_k.py). All give the same
-bits (matmul_32.py and matmul_tile_k.py say what is computed). Weights stay in the file's own bytes; x is quantised once
-and kept with it.
+which unpack LANES rows at a time and use them for all tokens (some types, up to eight tokens: matmul_few_k.py); with
+AMX, for up to eight, the tile registers (matmul_amx.py), for some types for more as well (matmul_prompt_k.py). All give
+the same bits (matmul_32.py and matmul_tile_k.py say what is computed). Weights stay in the file's own bytes; x is
+quantised once and kept with it.
 """
 
 from __future__ import annotations
@@ -58,9 +58,15 @@ def by_tiles(kind: str, width: int) -> bool:
     return HAS_TILES and (kind.lower(), width) in matmul_amx.FORMATS
 
 
+def in_registers(kind: str, width: int) -> bool:
+    """Whether codes of this type stay in registers for up to `width` tokens in one panel."""
+    return width in matmul_few_k.PANELS.get(kind.lower(), ())
+
+
 @cache
 def linear_kernel(kind: str, width: int, single: bool = False) -> Kernel:
-    """The kernel for a type that takes `width` tokens at once (a panel width). `single`: there is one panel."""
+    """The kernel for a type that takes `width` tokens at once (a panel width). `single`: there is one panel, and there
+    are at least LANES rows."""
     if kind in FORMATS_32:
         form_32 = FORMATS_32[kind]
         by_products = width == matmul_prompt_32.PANEL
@@ -70,22 +76,17 @@ def linear_kernel(kind: str, width: int, single: bool = False) -> Kernel:
         return matmul_amx.few_kernel(form.name, width)
     if width == matmul_prompt_k.PANEL and form.name in matmul_prompt_k.PIECES:
         return matmul_prompt_k.prompt_kernel(form)
-    if panel_width(kind, width, single) < width:
-        return matmul_row_512.row_kernel(form.name, width)
-    if width == 1:
-        return matmul_row_k.row_kernel(form.name, form.type_size)
-    if single and width in matmul_few_k.PANELS.get(form.name, ()):
+    if single and in_registers(kind, width):
         return matmul_few_k.few_kernel(form, width)
-    return matmul_tile_k.tile_kernel(form, width)
+    if panel_width(kind, width) < width:
+        return matmul_row_512.row_kernel(form.name, width)
+    return matmul_row_k.row_kernel(form.name, form.type_size) if width == 1 else matmul_tile_k.tile_kernel(form, width)
 
 
 def panel_width(kind: str, width: int, single: bool = False) -> int:
     """Tokens in a panel of what `linear_kernel` reads."""
-    name = kind.lower()
-    by_rows = ISA == "avx512" and width <= 4 and name in matmul_row_512.FORMATS
-    if single and (by_tiles(kind, width) or width in matmul_few_k.PANELS.get(name, ())):
-        return width
-    return 1 if by_rows else width
+    by_rows = ISA == "avx512" and width <= 4 and kind.lower() in matmul_row_512.FORMATS
+    return 1 if by_rows and not (single and (by_tiles(kind, width) or in_registers(kind, width))) else width
 
 
 def units_of(kind: str, m: int) -> int:
@@ -99,7 +100,7 @@ def scratch_bytes(kind: str, layout: Layout, width: int, single: bool = False) -
         return matmul_prompt_32.SCRATCH if width == matmul_prompt_32.PANEL else matmul_tile_32.SCRATCH
     if single and by_tiles(kind, width):
         return matmul_amx.few_scratch(layout.n_blocks)
-    if layout.panel == 1:
+    if layout.panel == 1 and not (single and in_registers(kind, width)):
         return matmul_row.row_scratch(layout.n_blocks, layout.block, width)
     if width == matmul_prompt_k.PANEL and kind.lower() in matmul_prompt_k.PIECES:
         return matmul_prompt_k.prompt_scratch(layout.n_panels)
@@ -126,7 +127,7 @@ def record_matmul(tape: Tape, x: Buf, kind: GGMLType, weight: int, bias: Any, ou
     (n, k), m = x.shape, out.shape[1]
     info = QUANT_TABLE[kind]
     width = panel_of(n, info.block_size) if m >= LANES else 1
-    single = n <= width
+    single = n <= width and m >= LANES
     layout, form = quantised(tape, x, k, info.block_size, panel_width(kind.name, width, single))
     args = (
         *(weight, layout.n_blocks * info.type_size, m, layout.n_blocks),

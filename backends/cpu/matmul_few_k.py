@@ -49,8 +49,8 @@ from edgellm.backends.cpu.simd_wide import (
 
 __all__ = ["PANELS", "few_kernel"]
 
-PANELS = {"q2_k": (2, 4, 8), "q4_k": (4, 8), "iq4_xs": (4, 8)} if LANES == 16 else {}
-"""Types and panel widths for which it is the fastest. Where several pieces share bits, tiles are: too few registers."""
+PANELS = {"q2_k": (1, 2, 4, 8), "q3_k": (1, 2, 4, 8), "q4_k": (4, 8), "iq4_xs": (4, 8)} if LANES == 16 else {}
+"""Types and panel widths for which it is the fastest. Q5_K and Q6_K need too many registers for eight tokens."""
 
 
 @cache
