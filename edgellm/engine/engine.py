@@ -23,7 +23,7 @@ from edgellm.engine.scheduler import Schedule, ScheduledRequest, Scheduler, Swap
 from edgellm.engine.slices import LONG, Slices, take_prompts
 from edgellm.engine.speculate import Speculator
 from edgellm.errors import ContextLengthError, EdgeLLMError, RequestError
-from edgellm.memory import MemoryPlan, block_bytes
+from edgellm.memory import MAX_CHUNK, MemoryPlan, block_bytes
 from edgellm.models.config import ModelConfig
 
 __all__ = ["Engine"]
@@ -91,7 +91,7 @@ class Engine:
         request.rope_variant = self.model_config.rope_variant(len(prompt_ids) + max_tokens)
         request.whole_prompt = not self.model_config.causal
         if task is Task.LOGITS:  # a step's result stays small on large vocabularies, too
-            request.max_chunk = max(32, LOGITS_PER_STEP // self.model_config.vocab_size)
+            request.max_chunk = min(MAX_CHUNK, max(32, LOGITS_PER_STEP // self.model_config.vocab_size))
         request.share_prefix = task is Task.GENERATE and self.model_config.causal
         answer = Answer(request, params, self.tokenizer, show)
         self.scheduler.add(request)

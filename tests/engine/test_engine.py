@@ -15,6 +15,7 @@ from edgellm.engine.output import Completion
 from edgellm.engine.pacer import Budget
 from edgellm.engine.request import Task
 from edgellm.engine.swap import SwapFile
+from edgellm.memory import window_blocks
 from tests.support.scripted import ByteTokenizer, ScriptedRunner, hash_script, model_config
 
 WINDOWS = [(0,), (48, 0), (48,)]
@@ -231,6 +232,18 @@ def test_a_context_may_fill_the_whole_pool() -> None:
         driver.add([2] * 300, max_tokens=-2)
         driver.finish()
         assert [len(c.ids) for c in driver.done.values()] == [212, 212]
+
+
+def test_logits_of_a_long_text_fit_a_pool_of_one_window() -> None:
+    """A window's blocks hold one chunk beside it: also a step that may carry more tokens computes no longer one."""
+    [group] = model_config(2048, (48,)).cache_groups
+    driver = Driver((48,), blocks=window_blocks(group, 2048), ctx=2048, max_batch_tokens=4096)
+    prompt = [1 + i % 255 for i in range(1500)]
+    request = driver.engine.add_request(prompt, SamplingParams(max_tokens=0), Task.LOGITS)
+    rows = driver.engine.answers[request.request_id].rows
+    driver.finish()
+    assert sum(map(len, rows)) == 1500
+    np.testing.assert_array_equal(rows[-1][-1], driver.runner._row(prompt, Task.LOGITS))
 
 
 @pytest.mark.parametrize("windows", WINDOWS)
