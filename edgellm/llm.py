@@ -209,7 +209,11 @@ class LLM:
             raise RequestError("the chat template of this model does not take tools")
         ids = self.template.encode(list(messages), tools=tools)
         style = ReplyStyle(self.template.source, self.tokenizer)
-        done = self.submit(ids, params, show=style.shown).result()
+        stream = self.submit(ids, params, show=style.shown)
+        try:
+            done = stream.result()
+        finally:
+            stream.cancel()
         text, reasoning, calls = read_reply(done.text, style.parser(ids, tools))
         return replace(done, text=text, reasoning=reasoning, tool_calls=calls)
 

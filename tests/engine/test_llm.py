@@ -13,8 +13,9 @@ import pytest
 
 from edgellm import LLM
 from edgellm.config import EngineConfig, SamplingParams
-from edgellm.engine.output import TokenEvent
+from edgellm.engine.output import Completion, TokenEvent
 from edgellm.engine.swap import SwapFile
+from edgellm.engine.thread import Stream
 from edgellm.errors import BackendUnavailable, ContextLengthError, EdgeLLMError, QueueFullError, RequestError
 from tests.support.scripted import EOS, ByteTokenizer, ScriptedRunner, hash_script, model_config, scripted_llm
 from tests.support.tiny import tiny_gguf
@@ -139,6 +140,18 @@ def test_leaving_a_stream_cancels_it() -> None:
         deadline = time.monotonic() + 10
         while llm.stats()["running"] and time.monotonic() < deadline:
             time.sleep(0.01)
+        assert llm.stats()["finish_reasons"] == {"abort": 1}
+
+
+def test_an_interrupted_chat_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(stream: Stream) -> Completion:
+        next(iter(stream))
+        raise KeyboardInterrupt
+
+    with scripted_llm(hash_script, ctx=4096, delay=0.001) as llm:
+        monkeypatch.setattr(Stream, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.chat([{"role": "user", "content": "Hi"}], GREEDY)
         assert llm.stats()["finish_reasons"] == {"abort": 1}
 
 
