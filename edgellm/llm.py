@@ -299,9 +299,11 @@ class LLM:
 
     def _collect(self, stream: Stream) -> npt.NDArray[np.float32]:
         try:
-            stream.result()
+            done = stream.result()
         finally:
             stream.cancel()
+        if done.finish_reason == "abort":  # its rows are those of a beginning, or none
+            raise EdgeLLMError("the model was closed before the text was computed")
         return np.concatenate(stream.rows)
 
     def _pool(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -308,6 +308,19 @@ def test_closing_ends_what_runs() -> None:
     llm.close()
 
 
+@pytest.mark.parametrize("ask", [lambda llm: llm.logits([1] * 200), lambda llm: llm.embed([[1] * 200])])
+def test_rows_of_a_text_half_computed_when_the_model_closes_are_an_error(ask) -> None:
+    """Not the rows of its beginning, nor a vector made of them."""
+
+    def closes(tokens):  # from the engine's thread, so it takes effect after the step
+        llm.close()
+        return hash_script(tokens)
+
+    llm = scripted_llm(closes, max_batch_tokens=16)
+    with pytest.raises(EdgeLLMError, match="closed before"):
+        ask(llm)
+
+
 def test_a_system_without_threads_gets_the_model_back(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
