@@ -64,7 +64,8 @@ class PromptCache:
 
     def __init__(self, path: Path, key: dict[str, Any], kv: KVCache, runner: Runner, max_bytes: int = MAX_BYTES):
         self.path, self.key, self.kv, self.runner, self.max_bytes = path, key, kv, runner, max_bytes
-        self._saved: set[bytes] = set()
+        self._saved: set[tuple[int, bytes]] = set()
+        """Cache group and digest of the blocks in the file: a window's may be new where the digest is not."""
         self._sizes = [len(runner.read_block(g, 0)) for g in range(len(kv.pools))]
 
     def load(self) -> int:
@@ -86,7 +87,7 @@ class PromptCache:
     def save(self) -> None:
         """Write the cache's blocks, atomically. Does nothing when there is nothing new; a failure is one log line."""
         groups = [list(self._newest(g)) for g in range(len(self.kv.pools))]
-        if {digest for blocks in groups for _, digest, _, _ in blocks} <= self._saved:
+        if {(g, digest) for g, blocks in enumerate(groups) for _, digest, _, _ in blocks} <= self._saved:
             return
         temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         try:
@@ -191,7 +192,7 @@ class PromptCache:
                 digest = chain_digest(parent, tokens)
                 pool.register(block, digest, parent, tokens)
                 pool.release(block)
-                self._saved.add(digest)
+                self._saved.add((g, digest))
             file.seek(first + len(blocks) * size)
             loaded.append(fitting * self.kv.block_size)
         return max(loaded)

@@ -84,6 +84,22 @@ def test_an_unchanged_prompt_cache_is_not_written_again(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["cache"]
 
 
+def test_rows_of_a_window_that_alone_are_new_are_saved_too(tmp_path: Path) -> None:
+    """A part of a prompt that is in the file: the full layers have all of it, the windowed ones keep its end now."""
+    path, prompt = tmp_path / "cache", prompts(1, seed=4)[0] * 200
+    asked = [prompt[:400], [*prompt[:200], 5], [*prompt[:200], 6]]
+    cached = []
+    for ids in asked:
+        driver = Driver((48, 0))
+        cache = saved_cache(path, driver)
+        cache.load()
+        number = driver.add(ids, max_tokens=1)
+        driver.finish()
+        cache.save()
+        cached.append(driver.done[number].cached_tokens)
+    assert cached == [0, 0, 192]  # of 200: whole blocks of 32
+
+
 def with_header(good: bytes, header: bytes) -> bytes:
     """The same blocks under another header, with a checksum that is right."""
     start, length = good[:23], int.from_bytes(good[23:31], "little")
