@@ -156,7 +156,7 @@ def open_engine(path_or_name: str | os.PathLike[str], settings: Settings) -> Ope
         if speculator:
             speculator.measure(runner, engine.kv)
         if settings.prompt_cache:
-            key = cache_key(target, placed.name, config)
+            key = cache_key(target, placed, config)
             prompt_cache = PromptCache(settings.prompt_cache, key, engine.kv, runner)
             prompt_cache.load()
             engine.before_close.append(prompt_cache.save)
@@ -334,13 +334,14 @@ def _pools(model: ModelConfig, config: EngineConfig, left: int, ctx: int, most: 
     return pool_sizes(model.cache_groups, sizes, left, ctx, config.max_seqs, most)
 
 
-def cache_key(target: ModelFile, backend: str, config: EngineConfig) -> dict[str, Any]:
-    """Everything the rows of a cache block depend on besides the tokens; plain JSON data."""
+def cache_key(target: ModelFile, backend: Backend, config: EngineConfig) -> dict[str, Any]:
+    """Everything the rows of a cache block depend on besides the tokens; plain JSON data. Of the backend also its
+    instruction set: the same answer bit for bit holds within one."""
     groups = [[group.kind, list(group.layers), group.window] for group in target.config.cache_groups]
     return {
         "version": __version__,
         "model": target.gguf.digest,
-        "backend": f"{backend} {platform.machine()}",
+        "backend": {**backend.describe(), "machine": platform.machine()},
         "kv_type": config.kv_type,
         "block_size": config.block_size,
         "groups": groups,

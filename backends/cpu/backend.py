@@ -38,6 +38,7 @@ from edgellm.backends.cpu.passes import CPUPass, OpTimes
 from edgellm.backends.cpu.quantise import panel_of
 from edgellm.backends.cpu.rope import record_rope
 from edgellm.backends.cpu.rows import room
+from edgellm.backends.cpu.simd_op import ISA
 from edgellm.backends.cpu.tape import Shape, Tape
 from edgellm.backends.cpu.team import Team, default_threads
 from edgellm.backends.dequant import dequantise
@@ -119,6 +120,9 @@ class CPUBackend(Backend):
         self._lock = threading.RLock()
         self._recording: Tape | None = None
         self._told: set[GGMLType] = set()
+
+    def describe(self) -> dict[str, Any]:
+        return {"name": self.name, "isa": ISA}
 
     def load(self, tensor: QTensor) -> CPUWeight:
         weight = CPUWeight(tensor)

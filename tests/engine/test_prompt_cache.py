@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from edgellm import LLM
+from edgellm import LLM, SamplingParams
 from edgellm.engine.prompt_cache import PromptCache, check_path
 from edgellm.errors import RequestError
 from tests.engine.test_engine import WINDOWS, Driver, alone, prompts, same
+from tests.support.tiny import tiny_gguf
 
 
 def saved_cache(path: Path, driver: Driver, key: dict[str, Any] | None = None) -> PromptCache:
@@ -98,6 +99,17 @@ def test_rows_of_a_window_that_alone_are_new_are_saved_too(tmp_path: Path) -> No
         cache.save()
         cached.append(driver.done[number].cached_tokens)
     assert cached == [0, 0, 192]  # of 200: whole blocks of 32
+
+
+def test_rows_of_another_instruction_set_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They differ in the last bits, and the answers with them."""
+    model = tiny_gguf(tmp_path / "tiny.gguf")
+    cached = []
+    for isa in ("one", "one", "another"):
+        monkeypatch.setattr("edgellm.backends.cpu.backend.ISA", isa)
+        with LLM(model, backend="cpu", threads=1, memory=1 << 30, prompt_cache=tmp_path / "cache") as llm:
+            cached.append(llm.generate([[5] * 100], SamplingParams(max_tokens=1))[0].cached_tokens)
+    assert cached == [0, 96, 0]
 
 
 def with_header(good: bytes, header: bytes) -> bytes:
