@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -108,12 +109,17 @@ class TextOutput:
         """Text, ids and logprobs that became final since the last call."""
         end = len(self.text) - (0 if self.stopped else self._held())
         n = self._sent_tokens
-        while n < len(self.ids) and self._end_of(n) <= end:
+        while n < len(self.ids) and self._end_of(n) <= end and self._stays(n, end):
             n += 1
         text, ids = self.text[self._sent_chars : end], tuple(self.ids[self._sent_tokens : n])
         logprobs = tuple(self.logprobs[self._sent_tokens : n])
         self._sent_chars, self._sent_tokens = max(end, self._sent_chars), n
         return text, ids, logprobs
+
+    def _stays(self, token: int, end: int) -> bool:
+        """Whether no stop string can take the token away: one that has brought no text yet (the first bytes of a
+        character) lies wholly behind a stop string that begins there."""
+        return self.stopped or not self._stop or self._starts[token] < end
 
     def _end_of(self, token: int) -> int:
         return self._starts[token + 1] if token + 1 < len(self._starts) else len(self.text)
@@ -138,6 +144,7 @@ class TextOutput:
         del self.ids[keep:], self.logprobs[keep:], self._starts[keep:]
         if self.logprobs and keep:
             last, rest = self.logprobs[-1], len(self.text[self._starts[-1] :].encode())
+            rest = max(0, rest - _num_unfinished(b"".join(p.bytes for p in self.logprobs[:-1])))
             self.logprobs[-1] = TokenLogprobs(last.id, last.token, last.bytes[:rest], last.logprob, last.top)
 
     def _held(self) -> int:
@@ -147,3 +154,10 @@ class TextOutput:
             if any(s.startswith(self.text[-n:]) for s in self._stop):
                 return n
         return 0
+
+
+def _num_unfinished(data: bytes) -> int:
+    """How many bytes at the end are the beginning of a character."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(data)
+    return len(decoder.getstate()[0])
