@@ -95,14 +95,14 @@ class KVCache:
     def admit(self, request: Request, headroom: int) -> bool:
         """Start a waiting request on the longest cached prefix: fills its tables and `num_computed_tokens`.
 
-        False, and nothing changed, unless every pool could hold the whole prompt and `headroom` blocks more."""
+        False, and nothing changed, unless every pool could hold prompt, new token if any, `headroom` blocks more."""
         n_blocks, reach = self._match(request)
         computed = min(n_blocks * self.block_size, request.num_tokens - 1)
         tables = [self._hit_table(g, request, n_blocks, computed) for g in range(len(self.pools))]
         for kind, pool, table in zip(self.kinds, self.pools, tables, strict=True):
             held = [b for b in table if b != NULL_BLOCK]
             spare = pool.num_free - sum(pool.ref_counts[b] == 0 for b in held)
-            if spare < kind.most_blocks(request.num_tokens + 1) - len(held) + headroom:
+            if spare < kind.most_blocks(request.num_tokens + min(1, request.max_tokens)) - len(held) + headroom:
                 return False
         for pool, table in zip(self.pools, tables, strict=True):
             for block in table:

@@ -234,6 +234,16 @@ def test_a_context_may_fill_the_whole_pool() -> None:
         assert [len(c.ids) for c in driver.done.values()] == [212, 212]
 
 
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("task", [Task.LOGITS, Task.HIDDEN])
+def test_rows_of_a_text_that_fills_the_context_fit_the_smallest_pool(task: Task, windows: tuple[int, ...]) -> None:
+    driver = Driver(windows, blocks=8, ctx=256)
+    request = driver.engine.add_request([1] * 256, SamplingParams(max_tokens=0), task)
+    rows = driver.engine.answers[request.request_id].rows
+    driver.finish(20)
+    assert sum(map(len, rows)) == 256
+
+
 def test_logits_of_a_long_text_fit_a_pool_of_one_window() -> None:
     """A window's blocks hold one chunk beside it: also a step that may carry more tokens computes no longer one."""
     [group] = model_config(2048, (48,)).cache_groups
