@@ -58,15 +58,15 @@ class RequestError(EdgeLLMError):
 
 
 class ContextLengthError(RequestError):
-    """A prompt longer than the context. Carries both numbers."""
+    """A prompt longer than the context. Carries both numbers. `answered`: whether an answer was wanted to it."""
 
-    def __init__(self, n_prompt: int, n_ctx: int, message: str | None = None):
+    def __init__(self, n_prompt: int, n_ctx: int, message: str | None = None, answered: bool = True):
         self.n_prompt = n_prompt
         self.n_ctx = n_ctx
         super().__init__(
             message
-            or f"the prompt has {n_prompt} tokens but the context holds {n_ctx} (one must stay free for the answer); "
-            "shorten it or raise the context length"
+            or f"the prompt has {n_prompt} tokens but the context holds {n_ctx}"
+            f"{' (one must stay free for the answer)' * answered}; shorten it or raise the context length"
         )
 
 

@@ -104,7 +104,7 @@ class Engine:
         if not prompt_ids:
             raise RequestError("the prompt has no tokens")
         if len(prompt_ids) > limit - (task is Task.GENERATE):
-            raise ContextLengthError(len(prompt_ids), limit)
+            raise ContextLengthError(len(prompt_ids), limit, answered=task is Task.GENERATE)
         low, high = min(prompt_ids), max(prompt_ids)
         if low < 0 or high >= self.model_config.vocab_size:
             wrong = low if low < 0 else high

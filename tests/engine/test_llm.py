@@ -70,6 +70,11 @@ def test_b26_prompt_larger_than_the_context() -> None:
         assert (error.value.n_prompt, error.value.n_ctx) == (400, 128)
         with pytest.raises(ContextLengthError):
             llm.generate([[1] * 128])
+        assert "one must stay free" in str(error.value)
+        for ask in (llm.logits, lambda ids: llm.embed([ids], truncate=False)):  # they may fill the context
+            assert len(ask([1] * 128)) in (128, 1)
+            with pytest.raises(ContextLengthError, match=r"129 tokens but the context holds 128; shorten it"):
+                ask([1] * 129)
         [last] = llm.generate([[1] * 127], GREEDY)
         assert (len(last.ids), last.finish_reason, last.prompt_tokens) == (1, "length", 127)
 
