@@ -317,7 +317,8 @@ def size_up(
         log.warning("%s: the context is %d tokens, not %d: memory budget %d", name, ctx, model.context_length, budget)
     most = (CONTEXTS if config.memory is None else config.max_seqs) * ctx
     left = budget - plan.total_bytes + plan.kv_bytes
-    left -= min(scratch_bytes(model, n_logits=config.max_seqs) - plan.scratch_bytes, left - plan.kv_bytes)
+    more_scratch = max(0, scratch_bytes(model, n_logits=config.max_seqs) - plan.scratch_bytes)
+    left -= min(more_scratch, left - plan.kv_bytes)
     if not draft:
         return replace(config, ctx=ctx), plan, _pools(model, config, left, ctx, most), None
     # What is left is shared as one token costs in each, so that the draft can follow whatever the target holds.

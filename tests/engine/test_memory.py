@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from edgellm.config import EngineConfig
 from edgellm.errors import MemoryBudgetError
 from edgellm.memory import (
     block_bytes,
@@ -16,6 +19,8 @@ from edgellm.memory import (
     window_blocks,
 )
 from edgellm.models.config import ModelConfig, RopeConfig
+from edgellm.opening import ModelFile, size_up
+from tests.support.tiny import tiny_gguf
 
 
 def config(n_layers: int = 30, windows: tuple[int, ...] = (), context_length: int = 8192) -> ModelConfig:
@@ -94,3 +99,14 @@ def test_pools_stay_in_the_budget_and_hold_one_request(windows: tuple[int, ...])
         assert all(n >= window_blocks(g, 4096) for n, g in zip(pools.blocks, shape.cache_groups, strict=True))
     with pytest.raises(MemoryBudgetError, match=str(least)):
         pool_sizes(shape.cache_groups, sizes, least - 1, 4096, max_seqs=8, most_tokens=8 * 4096)
+
+
+def test_few_sequences_leave_the_plans_scratch_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence with guesses has eight rows of logits, as the plan says; pools must not take what fewer would need."""
+    monkeypatch.setattr("edgellm.opening.runtime_bytes", lambda: 0)
+    file = ModelFile.open(tiny_gguf(tmp_path / "tiny.gguf", context_length=4096))
+    for max_seqs in (1, 2, 7, 8, 64):
+        _, least, _, _ = size_up(file, None, EngineConfig(ctx=1024, memory=1 << 40, max_seqs=max_seqs))
+        budget = least.total_bytes + least.kv_bytes // 2
+        _, plan, pools, _ = size_up(file, None, EngineConfig(ctx=1024, memory=budget, max_seqs=max_seqs))
+        assert pools.bytes <= budget - (plan.total_bytes - plan.kv_bytes)
