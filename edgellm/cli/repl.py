@@ -14,7 +14,7 @@ import click
 
 from edgellm.cli.prompt import Reader, unquote
 from edgellm.cli.render import make_printer
-from edgellm.cli.session import Answer, Message, Session, stats_line
+from edgellm.cli.session import Answer, Message, Session, dropped_line, stats_line
 from edgellm.errors import ContextLengthError, EdgeLLMError
 
 __all__ = ["Conversation", "Repl"]
@@ -106,7 +106,7 @@ class Repl:
 
     def _tell(self, answer: Answer) -> None:
         if answer.truncated:
-            click.echo(f"edgellm: {answer.truncated['messages']} old messages did not fit and were left out", err=True)
+            click.echo(dropped_line(answer.truncated), err=True)
         if answer.finish_reason == "length":
             click.echo("edgellm: the answer stopped at its length limit", err=True)
         if self.conversation.stats and answer.ttft_s is not None:

@@ -19,7 +19,7 @@ from edgellm.cli.options import (
     sampling_options,
     stats_option,
 )
-from edgellm.cli.session import Answer, Message, Reply, Session, stats_line
+from edgellm.cli.session import Answer, Message, Reply, Session, dropped_line, stats_line
 
 __all__ = ["answer_once", "run"]
 
@@ -83,8 +83,8 @@ def answer_once(
     quiet: bool = False,
     stats: bool = False,
 ) -> Answer:
-    """Send one prompt and write the answer to stdout as it comes (unless `quiet`), then `stats` to stderr; a Ctrl-C
-    stops the model first."""
+    """Send one prompt and write the answer to stdout as it comes (unless `quiet`), then to stderr what was dropped of
+    the stored model's turns and the `stats`; a Ctrl-C stops the model first."""
     if raw:
         reply = session.continue_text(text, options)
     else:
@@ -95,6 +95,8 @@ def answer_once(
     _write(reply, quiet)
     if not quiet and not reply.answer.text.endswith("\n"):
         click.echo()
+    if reply.answer.truncated:
+        click.echo(dropped_line(reply.answer.truncated), err=True)
     if stats:
         click.echo(stats_line(reply.answer), err=True)
     return reply.answer

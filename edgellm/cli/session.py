@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Answer", "Message", "Reply", "Session", "stats_line"]
+__all__ = ["Answer", "Message", "Reply", "Session", "dropped_line", "stats_line"]
 
 Message = dict[str, Any]
 
@@ -64,6 +64,11 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Give back what the session holds."""
+
+
+def dropped_line(truncated: dict[str, int]) -> str:
+    """The line that says what `Answer.truncated` counts."""
+    return f"edgellm: {truncated['messages']} old messages did not fit and were left out"
 
 
 def stats_line(answer: Answer) -> str:

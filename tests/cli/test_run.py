@@ -156,6 +156,20 @@ def test_a_model_without_a_template_says_what_is_used_instead(tmp_path: Path, ed
     assert [record.getMessage() for record in caplog.records if "no chat template" in record.getMessage()]
 
 
+def test_turns_of_a_stored_model_that_do_not_fit_are_dropped_and_said(
+    model: Path, tmp_path: Path, edgellm: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
+    turns = "".join(f"MESSAGE user {'question ' * 9}\nMESSAGE assistant {'answer ' * 9}\n" for _ in range(2))
+    (tmp_path / "Modelfile").write_text(f"FROM {model}\n{turns}")
+    assert edgellm("create", "mine", "-f", tmp_path / "Modelfile").returncode == 0
+    for how in ([], ["--json"]):
+        done = edgellm("run", "mine", "Hello", "--truncate", "--ctx", "100", "-n", "2", *how, *FLAGS)
+        assert done.returncode == 0, done.stderr
+        assert b"edgellm: 4 old messages did not fit and were left out\n" in done.stderr
+    assert b"left out" not in edgellm("run", "mine", "Hello", "--truncate", "-n", "2", "--ctx", "700", *FLAGS).stderr
+
+
 def test_ctrl_c_is_130(model: Path) -> None:
     words = [sys.executable, "-m", "edgellm", "run", str(model), "Hi", "-n", "-2", *FLAGS, "--ctx", "100000"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
