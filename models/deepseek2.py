@@ -100,11 +100,13 @@ class DeepSeek2(Decoder):
     def read_config(meta: Metadata) -> ModelConfig:
         c = base_config(meta, adjacent=True, computes=(*MIXTURE_KEYS, *MLA_KEYS))
         scoring = "sigmoid" if (c.n_layers, c.vocab_size) == GLM_FLASH else "softmax"
-        # YaRN's magnitudes of q and k cancel out but for mscale_all_dim's, which is on the scores.
+        # YaRN's magnitudes of q and k cancel out but for mscale_all_dim's, which is on the scores; without that one the
+        # usual magnitude stays on q and k.
         stretch = math.log(c.rope.factor) if c.rope.scaling == "yarn" and c.rope.factor > 1 else 0.0
-        magnitude = 1 + stretch * meta.number("rope.scaling.yarn_log_multiplier", 0.0, low=0)
+        multiplier = meta.number("rope.scaling.yarn_log_multiplier", 0.0, low=0)
+        rope = replace(c.rope, yarn_magnitude=1.0) if multiplier else c.rope
         made = latent_config(meta, mixture_config(meta, c, scoring), c.v_dim)
-        return replace(made, attn_scale=magnitude**2 * made.attn_scale, rope=replace(c.rope, yarn_magnitude=1.0))
+        return replace(made, attn_scale=(1 + stretch * multiplier) ** 2 * made.attn_scale, rope=rope)
 
 
 def latent_config(meta: Metadata, c: ModelConfig, value_dim: int) -> ModelConfig:

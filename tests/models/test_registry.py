@@ -13,6 +13,7 @@ from edgellm.backends import create
 from edgellm.errors import UnsupportedModel
 from edgellm.loader import open_gguf
 from edgellm.models.registry import SUPPORTED, config_from_metadata, load_model
+from edgellm.models.rope import rope_spec
 from edgellm.quants import GGMLType, QTensor
 from tests.support.goldens import DATA, ENCODERS, Golden
 from tests.support.models import Runner
@@ -159,6 +160,20 @@ def test_windowed_layers_rotate_with_their_own_base() -> None:
         assert config_from_metadata(as_arch(arch, **keys)).rope_local is None
         local = config_from_metadata(as_arch(arch, **keys, rope__freq_base_swa=500.0)).rope_local
         assert local is not None and (local.base, local.factor) == (500.0, 2.0)
+
+
+def test_yarn_in_latent_attention() -> None:
+    """Where q and k are turned and how far scores are stretched, as transformers has it (`_compute_yarn_parameters`,
+    `yarn_apply_mscale`): with mscale_all_dim on the scores only, without it on the turned part only."""
+    keys = {"attention__kv_lora_rank": 32, "rope__dimension_count": 8, "rope__scaling__type": "yarn"}
+    yarn = {"rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 64}
+    usual = 0.1 * np.log(4) + 1
+    plain = config_from_metadata(as_arch("deepseek2", **keys, **yarn))
+    assert plain.attn_scale == pytest.approx(16**-0.5)
+    assert rope_spec(plain.rope).magnitude[0] == pytest.approx(usual)
+    both = config_from_metadata(as_arch("deepseek2", **keys, **yarn, rope__scaling__yarn_log_multiplier=0.1))
+    assert both.attn_scale == pytest.approx(16**-0.5 * usual**2)
+    assert rope_spec(both.rope).magnitude[0] == pytest.approx(1)
 
 
 def test_hunyuan_s_base_is_in_the_file_or_stretched_by_alpha() -> None:
