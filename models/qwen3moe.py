@@ -7,6 +7,7 @@ from edgellm.models.config import ModelConfig
 from edgellm.models.decoder import Decoder
 from edgellm.models.layers import Attention, MoE, RMSNorm
 from edgellm.models.metadata import Metadata, base_config
+from edgellm.models.qwen2moe import expert_width
 from edgellm.models.tensors import Tensors
 
 __all__ = ["Qwen3MoE"]
@@ -36,4 +37,4 @@ class Qwen3MoE(Decoder):
 
     @staticmethod
     def read_config(meta: Metadata) -> ModelConfig:
-        return base_config(meta, adjacent=False)
+        return expert_width(meta, base_config(meta, adjacent=False))

@@ -149,8 +149,9 @@ def test_constants_that_a_file_may_leave_to_its_architecture() -> None:
     first = config_from_metadata(as_arch("minicpm"))
     assert (first.embedding_scale, first.residual_scale) == (12.0, 1.4 / 2**0.5)
     assert first.logit_scale == 256 / 64
-    moe = as_arch("qwen2moe", expert_count=8, expert_used_count=4)
-    assert config_from_metadata(moe).expert_ffn_dim == 96 // 4
+    for arch in ("qwen2moe", "qwen3moe"):
+        moe = as_arch(arch, expert_count=8, expert_used_count=4)
+        assert config_from_metadata(moe).expert_ffn_dim == 96 // 4
 
 
 def test_windowed_layers_rotate_with_their_own_base() -> None:
