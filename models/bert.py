@@ -81,7 +81,7 @@ class Bert(Encoder):
     @staticmethod
     def read_config(meta: Metadata) -> ModelConfig:
         """The architecture's constants from a file's metadata."""
-        c = base_config(meta, adjacent=False, layer_norm=True, position_table=True)
+        c = base_config(meta, adjacent=False, layer_norm=True, computes=("attention.causal",), position_table=True)
         causal = meta.flag("attention.causal", False)
         return replace(c, causal=causal, pooling=c.pooling or "mean", rope_layers=(False,) * c.n_layers)
 

@@ -20,5 +20,5 @@ class EuroBert(PreNormEncoder):
 
     @staticmethod
     def read_config(meta: Metadata) -> ModelConfig:
-        c = base_config(meta, adjacent=meta.arch == "llama-embed")
+        c = base_config(meta, adjacent=meta.arch == "llama-embed", computes=("attention.causal",))
         return replace(c, causal=False, pooling=c.pooling or "mean")

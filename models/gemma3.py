@@ -47,7 +47,7 @@ class Gemma3(Decoder):
 
     @staticmethod
     def read_config(meta: Metadata) -> ModelConfig:
-        c = base_config(meta, adjacent=False)
+        c = base_config(meta, adjacent=False, computes=("attention.causal",) if meta.arch != "gemma3" else ())
         return replace(
             c,
             embedding_scale=math.sqrt(c.dim),

@@ -207,6 +207,11 @@ def refuse_variants(meta: Metadata, computes: tuple[str, ...] = ()) -> None:
             raise UnsupportedModel(
                 f"{meta.arch}.{key} = {meta.number(key):g}: a variant of {meta.arch} that is not supported"
             )
+    key = "attention.causal"
+    if key not in computes and not meta.flag(key, True):
+        raise UnsupportedModel(
+            f"{meta.arch}.{key} = false: a variant of {meta.arch} that sees later tokens is not supported"
+        )
 
 
 def local_rope(meta: Metadata, rope: RopeConfig, base: float, scaled: bool = True) -> RopeConfig | None:

@@ -44,7 +44,7 @@ class ModernBert(PreNormEncoder):
 
     @staticmethod
     def read_config(meta: Metadata) -> ModelConfig:
-        c = base_config(meta, adjacent=False, layer_norm=True)
+        c = base_config(meta, adjacent=False, layer_norm=True, computes=("attention.causal",))
         window = meta.integer("attention.sliding_window", 0)
         period = meta.integer("attention.sliding_window_pattern", 3, low=1)
         windows = tuple(window // 2 + 1 if window and i % period else 0 for i in range(c.n_layers))

@@ -49,7 +49,7 @@ class NomicBert(Encoder):
     @staticmethod
     def read_config(meta: Metadata) -> ModelConfig:
         """The architecture's constants from a file's metadata."""
-        return nomic_config(meta, base_config(meta, adjacent=False, layer_norm=True))
+        return nomic_config(meta, base_config(meta, adjacent=False, layer_norm=True, computes=("attention.causal",)))
 
     def embed(self, batch: Batch) -> Array:
         x = self.b.embed(self.token_embd, batch.ids)

@@ -45,5 +45,7 @@ class NomicBertMoE(nomic_bert.NomicBert):
     def read_config(meta: Metadata) -> ModelConfig:
         """The architecture's constants from a file's metadata."""
         extra = {"moe_period": float(meta.integer("moe_every_n_layers", 0))}
-        c = base_config(meta, adjacent=False, layer_norm=True, computes=("moe_every_n_layers",), extra=extra)
+        c = base_config(
+            meta, adjacent=False, layer_norm=True, computes=("attention.causal", "moe_every_n_layers"), extra=extra
+        )
         return nomic_bert.nomic_config(meta, c)

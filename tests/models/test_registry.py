@@ -103,6 +103,16 @@ def test_what_no_class_computes_is_refused(key: str, variant: float, neutral: fl
         config_from_metadata({**LLAMA, f"llama.{key}": variant})
 
 
+def test_a_decoder_that_sees_later_tokens_is_refused() -> None:
+    """llama.cpp reads the key in every architecture; with the mask of a decoder all numbers would be wrong."""
+    assert config_from_metadata({**LLAMA, "llama.attention.causal": True}) == config_from_metadata(LLAMA)
+    for arch in ("llama", "qwen2", "gemma3"):
+        with pytest.raises(UnsupportedModel, match=rf"{arch}\.attention\.causal = false: a variant of {arch}"):
+            config_from_metadata(as_arch(arch, attention__causal=False))
+    for arch in ("bert", "eurobert", "llama-embed", "modern-bert", "nomic-bert", "gemma-embedding"):
+        assert not config_from_metadata(as_arch(arch, attention__causal=False)).causal
+
+
 def test_layers_that_guess_further_tokens_are_skipped_knowingly() -> None:
     """GLM 4.5's files count them among the blocks; without the count their tensors have no place."""
     gguf = open_gguf(Golden("glm4moe", DATA / "goldens").path())
