@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.backends.base import RopeSpec
+from edgellm.errors import UnsupportedModel
 from edgellm.models.config import ModelConfig, RopeConfig
 from edgellm.models.tensors import Tensors
 
@@ -56,13 +57,20 @@ def rope_spec(rope: RopeConfig, divisors: list[npt.NDArray[np.float32]] | None =
     return RopeSpec(rope.n_dims, rope.adjacent, tables.astype(np.float32), np.full(len(tables), magnitude, np.float32))
 
 
+def _divisors(tensors: Tensors, name: str, half: int) -> npt.NDArray[np.float32]:
+    values = tensors.array(name, half)
+    if not (values > 0).all():  # infinity is sound: such a pair is never turned
+        raise UnsupportedModel(f"tensor {name} must hold numbers above 0, which frequencies are divided by")
+    return values
+
+
 def layer_ropes(config: ModelConfig, tensors: Tensors) -> list[RopeSpec | None]:
     """The table of each layer: None where it has no rotation, the local one in windowed layers that have their own."""
     rope, half = config.rope, config.rope.n_dims // 2
     names = ["rope_freqs.weight"]
     if rope.scaling == "longrope":
         names = ["rope_factors_short.weight", "rope_factors_long.weight"]
-    found = [tensors.array(name, half) for name in names if name in tensors]
+    found = [_divisors(tensors, name, half) for name in names if name in tensors]
     ones = np.ones(half, np.float32)
     divisors = found if len(found) == len(names) else [ones] * len(names)
     main = rope_spec(rope, divisors)

@@ -226,6 +226,17 @@ def load_changed(path: Path, change: Any) -> None:
     load_model(SimpleNamespace(metadata=gguf.metadata, tensors=tensors), create("reference"))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_frequencies_are_not_divided_by_anything(value: float, tmp_path: Path) -> None:
+    gguf = open_gguf(tiny_gguf(tmp_path / "t.gguf", "llama", optional=("rope_freqs.weight",)))
+    assert "rope_freqs.weight" in gguf.tensors
+    factors = np.full(8, value, np.float32)
+    table = QTensor("rope_freqs.weight", GGMLType.F32, (8,), factors.view(np.uint8))
+    opened: Any = SimpleNamespace(metadata=gguf.metadata, tensors={**gguf.tensors, "rope_freqs.weight": table})
+    with pytest.raises(UnsupportedModel, match=r"rope_freqs\.weight must hold numbers above 0"):
+        load_model(opened, create("reference"))
+
+
 def test_missing_tensor_is_named_with_its_shape(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"tensor blk\.1\.ffn_up\.weight is missing.* 96 x 64"):
         load_changed(tmp_path / "t.gguf", lambda t: t.pop("blk.1.ffn_up.weight"))
