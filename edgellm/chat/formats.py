@@ -106,7 +106,7 @@ _SYNTAXES: tuple[tuple[str, str, ToolSyntax], ...] = (
     ("solar", r"<\|tool_call:begin\|>", SOLAR),
     ("command-r-plus", r"Action:\\n```json", COMMAND_R_PLUS),
     ("tool-calls", r"<tool_calls>", TOOL_CALLS),
-    ("phi4", r"<\|/tool_call\|>", PHI4),
+    ("phi4", r"<\|/tool_call\|>|<\|/tool\|>", PHI4),
     ("granite", r"<\|tool_call\|>", GRANITE),
     ("nemotron", r"<TOOLCALL>", NEMOTRON),
     ("hermes", r"<tool_call>", HERMES),

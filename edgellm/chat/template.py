@@ -147,6 +147,8 @@ class ChatTemplate:
         keep_null = bool(re.search(r"is (not )?none|[!=]= none", self.source))
         short_ids = bool(re.search(r"length\s*(!=|==|<)\s*9|length 9", self.source))
         shaped = normalise(messages, keep_null, short_ids)
+        if tools and re.search(r"\+\s*message\[['\"]tools['\"]\]", self.source):
+            shaped = _tools_in_system(shaped, tools)
         open_end = bool(variables.pop("continue_final_message", False))
         given = {"messages": shaped, "tools": list(tools) if tools else None, **variables}
         try:
@@ -274,6 +276,14 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray)):
         for entry in value:
             yield from _texts(entry)
+
+
+def _tools_in_system(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Phi-4-mini's template prints no tools but those of a system message, which must be JSON text."""
+    functions = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
+    if not messages or messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": ""}, *messages]
+    return [{**messages[0], "tools": functions}, *messages[1:]]
 
 
 def _cut_after_last(text: str, messages: list[dict[str, Any]]) -> str:

@@ -97,6 +97,7 @@ FAMILIES = [
     ),
     ("lfm2", "<|tool_call_start|>", '<|tool_call_start|>[get_time(city="Zürich", n=3)]<|tool_call_end|>'),
     ("phi4", "<|tool_call|> <|/tool_call|>", f"<|tool_call|>[{JSON}]<|/tool_call|>"),
+    ("phi4", "<|tool|>' + message['tools'] + '<|/tool|>", f"<|tool_call|>[{JSON}]<|/tool_call|>"),
     ("granite", "<|tool_call|>", f"<|tool_call|>[{JSON}]"),
     ("nemotron", "<TOOLCALL>", f"<TOOLCALL>[{JSON}]</TOOLCALL>"),
     ("functionary-v3.1", "<function=", '<function=get_time>{"city": "Zürich", "n": 3}</function>'),

@@ -251,3 +251,20 @@ def test_continue_the_final_message():
     chatml = template((DATA / "chatml.jinja").read_text("utf-8"))
     open_end = [*HI, {"role": "assistant", "content": "Once upon"}]
     assert chatml.render(open_end, continue_final_message=True).endswith("<|im_start|>assistant\nOnce upon")
+
+
+def test_tools_that_a_template_takes_from_the_system_message():
+    """Phi-4-mini's; the text is what its model card shows, tools as a JSON list behind the system text."""
+    source = (
+        "{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message and message['tools'] "
+        "is not none %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|tool|>' + message['tools'] + "
+        "'<|/tool|>' + '<|end|>' }}{% else %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
+        "{% endif %}{% endfor %}"
+    )
+    tools = [{"type": "function", "function": {"name": "f", "description": "é"}}]
+    printed = '<|tool|>[{"name": "f", "description": "é"}]<|/tool|><|end|><|user|>Hi<|end|>'
+    phi = template(source)
+    assert phi.supports_tools
+    assert phi.render(HI, tools) == "<|system|>" + printed
+    assert phi.render([{"role": "system", "content": "S"}, *HI], tools) == "<|system|>S" + printed
+    assert phi.render(HI) == "<|user|>Hi<|end|>"
