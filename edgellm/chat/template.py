@@ -83,7 +83,7 @@ class ChatTemplate:
     @property
     def supports_tools(self) -> bool:
         """Whether the template does anything with tools."""
-        return self._with_tools is not None or bool(re.search(r"\btools\b|tool_call", self.source))
+        return self._with_tools is not None or bool(re.search(r"\btools\b", self.source))
 
     @property
     def supports_thinking(self) -> bool:

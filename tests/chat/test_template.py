@@ -268,3 +268,11 @@ def test_tools_that_a_template_takes_from_the_system_message():
     assert phi.render(HI, tools) == "<|system|>" + printed
     assert phi.render([{"role": "system", "content": "S"}, *HI], tools) == "<|system|>S" + printed
     assert phi.render(HI) == "<|user|>Hi<|end|>"
+
+
+def test_what_a_template_supports():
+    """DeepSeek R1's prints earlier calls, but no tools: a request that brings some would lose them in silence."""
+    deepseek = template(
+        "{% for m in messages %}{% for c in m['tool_calls'] %}{{ c.function.name }}{% endfor %}{% endfor %}"
+    )
+    assert not deepseek.supports_tools
