@@ -76,6 +76,7 @@ GLM = ToolSyntax("<tool_call>", "</tool_call>", bodies.glm)
 QWEN_CODER = ToolSyntax("<tool_call>", "</tool_call>", bodies.functions_xml)
 SEED = ToolSyntax("<seed:tool_call>", "</seed:tool_call>", bodies.functions_xml)
 MINIMAX = ToolSyntax("<minimax:tool_call>", "</minimax:tool_call>", bodies.invoke_xml)
+NEMOTRON_MINI = ToolSyntax("<toolcall>", "</toolcall>", bodies.json_calls, in_json=True)
 FUNCTIONARY = ToolSyntax("<function", "</function>", bodies.name_then_json, in_json=True)
 FIREFUNCTION = ToolSyntax("functools", "", bodies.json_calls)
 TOOL_CALLS = ToolSyntax("<tool_calls>", "</tool_calls>", bodies.json_calls, in_json=True)
@@ -109,6 +110,7 @@ _SYNTAXES: tuple[tuple[str, str, ToolSyntax], ...] = (
     ("phi4", r"<\|/tool_call\|>|<\|/tool\|>", PHI4),
     ("granite", r"<\|tool_call\|>", GRANITE),
     ("nemotron", r"<TOOLCALL>", NEMOTRON),
+    ("nemotron-mini", r"<extra_id_1>Tool", NEMOTRON_MINI),
     ("hermes", r"<tool_call>", HERMES),
     ("mistral", r"\[TOOL_CALLS\]", MISTRAL),
     ("functionary-v3.1", r"<function=", FUNCTIONARY),

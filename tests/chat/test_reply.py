@@ -100,6 +100,7 @@ FAMILIES = [
     ("phi4", "<|tool|>' + message['tools'] + '<|/tool|>", f"<|tool_call|>[{JSON}]<|/tool_call|>"),
     ("granite", "<|tool_call|>", f"<|tool_call|>[{JSON}]"),
     ("nemotron", "<TOOLCALL>", f"<TOOLCALL>[{JSON}]</TOOLCALL>"),
+    ("nemotron-mini", "{{ tools }}<extra_id_1>Tool\n", f"<toolcall> {JSON} </toolcall>"),
     ("functionary-v3.1", "<function=", '<function=get_time>{"city": "Zürich", "n": 3}</function>'),
     ("firefunction", "functools[", f"functools[{JSON}]"),
     ("tool-code", "```tool_code", '```tool_code\nget_time(city="Zürich", n=3)\n```'),
