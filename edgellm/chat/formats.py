@@ -120,6 +120,7 @@ _SYNTAXES: tuple[tuple[str, str, ToolSyntax], ...] = (
 )
 _THINK_TAGS = (
     ("<think>", "</think>"),
+    ("<thought>", "</thought>"),
     ("<seed:think>", "</seed:think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("[THINK]", "[/THINK]"),

@@ -91,7 +91,9 @@ class ChatTemplate:
         text = self.source
         tags = "<think>" in text and "</think>" in text
         return tags or bool(
-            re.search(r"split\(\s*['\"]</think>|enable_thinking|reasoning_effort|<\|channel\|?>|seed:think", text)
+            re.search(
+                r"split\(\s*['\"]</think>|enable_thinking|reasoning_effort|<\|channel\|?>|seed:think|</thought>", text
+            )
         )
 
     def encode(

@@ -283,6 +283,13 @@ def test_thoughts_and_calls_together():
     )
 
 
+def test_thoughts_of_exaone_deep():
+    form = detect("content.split('</thought>') [|assistant|]<thought>\n")
+    assert form.think == ("<thought>", "</thought>")
+    read = read_at_every_split(lambda: TagParser(form, opened=True), "a > b\n</thought>\n\nX")
+    assert read == ("X", "a > b", [], False)
+
+
 def test_plain_parser_passes_everything():
     assert read_at_every_split(PlainParser, "a <think> <tool_call>") == ("a <think> <tool_call>", "", [], False)
 

@@ -276,3 +276,5 @@ def test_what_a_template_supports():
         "{% for m in messages %}{% for c in m['tool_calls'] %}{{ c.function.name }}{% endfor %}{% endfor %}"
     )
     assert not deepseek.supports_tools
+    exaone = template("{{ messages[0].content.split('</thought>')[-1] }}[|assistant|]<thought>\n")
+    assert exaone.supports_thinking
