@@ -91,7 +91,7 @@ class Tokenizer:
                 if isinstance(part, int):
                     ids.append(part)
                     after_special = True
-                    strip = self._vocab.markers_strip_right and part != self.bos_id
+                    strip = part in self._vocab.strip_right
                     continue
                 part = part.lstrip() if strip else part
                 if part:

@@ -73,9 +73,7 @@ class Vocab:
         self.add_space_prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", self.kind in ("spm", "unigram")))
         self.remove_extra_whitespaces = bool(metadata.get("tokenizer.ggml.remove_extra_whitespaces", False))
         self.eog_ids = self._eog(metadata)
-        # Phi-3's markers swallow the white space behind them; the file has no key for it.
-        name = str(metadata.get("general.name", "")).lower()
-        self.markers_strip_right = self.kind == "spm" and ("phi-3" in name or "phi3" in name)
+        self.strip_right = self._strip_right(metadata)
 
     def _types(self, metadata: Mapping[str, Any]) -> list[int]:
         types = array_of(metadata, "tokenizer.ggml.token_type", int)
@@ -180,6 +178,14 @@ class Vocab:
         if "<|tool_response>" in self.ids:
             found.discard(self.ids.get("</s>", -1))
         return frozenset(found)
+
+    def _strip_right(self, metadata: Mapping[str, Any]) -> frozenset[int]:
+        """Phi-3's markers that swallow the white space behind them: all but three. The file has no key for it."""
+        name = str(metadata.get("general.name", "")).lower()
+        if self.kind != "spm" or not ("phi-3" in name or "phi3" in name):
+            return frozenset()
+        marks = (i for i, kind in enumerate(self.types) if kind in (CONTROL, UNKNOWN, USER_DEFINED))
+        return frozenset(i for i in marks if self.tokens[i] not in ("<s>", "<unk>", "<|endoftext|>"))
 
 
 def _first(*candidates: int | None) -> int | None:

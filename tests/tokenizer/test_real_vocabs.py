@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from edgellm.loader import open_gguf
 from edgellm.tokenizer import from_gguf, from_metadata
 from tests.support.real import real_model
 from tests.tokenizer.round_trip import check_round_trips
@@ -76,3 +77,17 @@ def test_gemma4_kind():
     check_round_trips(tokenizer, random.randrange(2**32))
     long = "us" * 50_000
     assert tokenizer.decode(tokenizer.encode(long)) == long
+
+
+PHI3 = {  # llama.cpp's ids for a file with this name
+    "<|endoftext|> a": [32000, 29871, 263],
+    "<|end|> \n a": [32007, 263],
+    "<unk> a": [0, 29871, 263],
+    "<|user|>\nHi<|end|>\n<|assistant|>\n": [32010, 6324, 32007, 32001],
+}
+
+
+def test_phi3_markers_swallow_blanks_behind_them_but_for_three():
+    with open_gguf(vocab_file("phi-3")) as file:
+        phi = from_metadata(dict(file.metadata) | {"general.name": "Phi-3 Mini"})
+        assert {text: phi.encode(text, special=True, bos=False) for text in PHI3} == PHI3
