@@ -15,7 +15,7 @@ from typing import Any
 
 from edgellm.errors import TokenizerError
 
-__all__ = ["BYTE", "CONTROL", "NORMAL", "UNKNOWN", "UNUSED", "USER_DEFINED", "Vocab", "array_of"]
+__all__ = ["BYTE", "CONTROL", "NORMAL", "UNKNOWN", "UNUSED", "USER_DEFINED", "Vocab", "array_of", "flag_of"]
 
 log = logging.getLogger("edgellm")
 
@@ -70,8 +70,8 @@ class Vocab:
         self.pad_id = self._special(metadata, "padding")
         self.sep_id = self._special(metadata, "separator", "seperator")
         self._defaults(metadata)
-        self.add_space_prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", self.kind in ("spm", "unigram")))
-        self.remove_extra_whitespaces = bool(metadata.get("tokenizer.ggml.remove_extra_whitespaces", False))
+        self.add_space_prefix = flag_of(metadata, "tokenizer.ggml.add_space_prefix", self.kind in ("spm", "unigram"))
+        self.remove_extra_whitespaces = flag_of(metadata, "tokenizer.ggml.remove_extra_whitespaces", False)
         self.eog_ids = self._eog(metadata)
         self.strip_right = self._strip_right(metadata)
 
@@ -151,12 +151,12 @@ class Vocab:
 
     def _flag(self, metadata: Mapping[str, Any], name: str, default: bool) -> bool:
         key = f"tokenizer.ggml.add_{name}_token"
-        value = metadata.get(key)
-        if value is None:
+        if metadata.get(key) is None:
             return default
+        value = flag_of(metadata, key, default)
         if value and metadata.get(f"tokenizer.ggml.{name}_token_id") is None and self.kind != "wordpiece":
             raise TokenizerError(f"{key} is true, but tokenizer.ggml.{name}_token_id is absent")
-        return bool(value)
+        return value
 
     def _control(self, text: str) -> int | None:
         token = self.ids.get(text)
@@ -204,6 +204,16 @@ def _text(metadata: Mapping[str, Any], key: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise TokenizerError(f"{key} must be a text, not {type(value).__name__}")
     return value
+
+
+def flag_of(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
+    """A flag; the text `false` is none, and would count as true."""
+    value = metadata.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, int) or value not in (0, 1):
+        raise TokenizerError(f"{key} must be true or false, not {str(value)[:40]!r}")
+    return bool(value)
 
 
 def array_of(metadata: Mapping[str, Any], key: str, *kinds: type) -> list[Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgellm.tokenizer.vocab import CONTROL, UNKNOWN, Vocab
+from edgellm.tokenizer.vocab import CONTROL, UNKNOWN, Vocab, flag_of
 
 __all__ = ["WordPieceEncoder"]
 
@@ -24,8 +24,8 @@ class WordPieceEncoder:
         assert vocab.unk_id is not None
         unknown = vocab.tokens[vocab.unk_id]
         pieces[unknown] = vocab.unk_id
-        lowercase = bool(metadata.get("tokenizer.ggml.normalizer.lowercase", True))
-        accents = bool(metadata.get("tokenizer.ggml.normalizer.strip_accents", lowercase))
+        lowercase = flag_of(metadata, "tokenizer.ggml.normalizer.lowercase", True)
+        accents = flag_of(metadata, "tokenizer.ggml.normalizer.strip_accents", lowercase)
         self._tokenizer = Tokenizer(models.WordPiece(pieces, unk_token=unknown, max_input_chars_per_word=100))
         self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=accents)
         self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

@@ -63,6 +63,16 @@ def test_b06_add_bos_without_a_bos_id(metadata):
         from_metadata(changed(metadata, bos_token_id=None))
 
 
+@pytest.mark.parametrize("key", ["add_bos_token", "add_eos_token", "add_space_prefix", "remove_extra_whitespaces"])
+def test_flags_are_true_or_false(key):
+    metadata = trained("spm")[1]
+    for value in ("false", 0.5, 2, []):
+        with pytest.raises(TokenizerError, match=rf"tokenizer\.ggml\.{key} must be true or false, not"):
+            from_metadata(changed(metadata, **{key: value}))
+    false, zero = (from_metadata(changed(metadata, **{key: value})).encode("Hi  x") for value in (False, 0))
+    assert false == zero
+
+
 @pytest.mark.parametrize("dtype", [np.uint32, np.int64, np.int8])
 def test_b06_token_types_of_any_integer_kind(dtype):
     types = np.array(smollm2()["tokenizer.ggml.token_type"], dtype)
