@@ -141,7 +141,7 @@ def _rope_config(meta: Metadata, k_dim: int, context_length: int, adjacent: bool
             "rope.scaling.type", "linear" if factor != 1.0 else "none", ("none", "linear", "yarn", "longrope")
         ),
         factor=factor,
-        original_context=meta.integer("rope.scaling.original_context_length", context_length, low=1, high=MAX_CONTEXT),
+        original_context=meta.integer("rope.scaling.original_context_length", 0, high=MAX_CONTEXT) or context_length,
         attn_factor=meta.number("rope.scaling.attn_factor", 1.0, low=0),
         beta_fast=meta.number("rope.scaling.yarn_beta_fast", 32.0, low=1e-3),
         beta_slow=meta.number("rope.scaling.yarn_beta_slow", 1.0, low=1e-3),

@@ -164,6 +164,12 @@ def test_constants_that_a_file_may_leave_to_its_architecture() -> None:
         assert config_from_metadata(moe).expert_ffn_dim == 96 // 4
 
 
+def test_an_original_context_of_0_is_the_trained_one() -> None:
+    """As in llama.cpp, which takes the key's 0 for "not said"."""
+    for said in ({}, {"rope__scaling__original_context_length": 0}):
+        assert config_from_metadata(as_arch("llama", rope__scaling__type="yarn", **said)).rope.original_context == 256
+
+
 def test_windowed_layers_rotate_with_their_own_base() -> None:
     for arch in ("cohere2", "exaone4", "gemma2", "gpt-oss"):
         keys = {"attention__sliding_window": 8, "rope__scaling__type": "linear", "rope__scaling__factor": 2.0}
