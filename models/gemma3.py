@@ -48,11 +48,16 @@ class Gemma3(Decoder):
     @staticmethod
     def read_config(meta: Metadata) -> ModelConfig:
         c = base_config(meta, adjacent=False, computes=("attention.causal",) if meta.arch != "gemma3" else ())
+        # Files by Ollama's converter have names of their own for the two bases.
+        key = "rope.freq_base" if meta.has("rope.freq_base") else "rope.global.freq_base"
+        rope = replace(c.rope, base=meta.number(key, c.rope.base, low=1.001))
+        local = meta.number("rope.local.freq_base", 10000.0, low=1.001)
         return replace(
             c,
             embedding_scale=math.sqrt(c.dim),
             windows=layer_windows(meta, c.n_layers, period=6),
-            rope_local=local_rope(meta, c.rope, 10000.0, scaled=False),
+            rope=rope,
+            rope_local=local_rope(meta, rope, local, scaled=False),
             attn_scale=1 / math.sqrt(c.dim / c.n_heads if c.n_layers == 62 else c.k_dim),
             logit_softcap=meta.number("final_logit_softcapping", 0.0, low=0),
         )

@@ -193,6 +193,16 @@ def test_yarn_in_latent_attention() -> None:
     assert rope_spec(both.rope).magnitude[0] == pytest.approx(1)
 
 
+def test_gemma3_files_by_ollama_s_converter() -> None:
+    """`gemma3:1b` of Ollama's registry names its bases so (convert_gemma3.go); read as 10000 it answers nonsense."""
+    for key in ("rope__global__freq_base", "rope__freq_base"):
+        c = config_from_metadata(as_arch("gemma3", **{key: 1e6}, rope__local__freq_base=5e3))
+        assert c.rope.base == 1e6 and c.rope_local is not None and c.rope_local.base == 5e3
+    both = {"rope__freq_base": 1e6, "rope__global__freq_base": 3.0, "rope__local__freq_base": 3.0}
+    named = config_from_metadata(as_arch("gemma3", **both, rope__freq_base_swa=2e4))
+    assert named.rope.base == 1e6 and named.rope_local is not None and named.rope_local.base == 2e4
+
+
 def test_hunyuan_s_base_is_in_the_file_or_stretched_by_alpha() -> None:
     assert config_from_metadata(as_arch("hunyuan-dense", rope__freq_base=1e7)).rope.base == 1e7
     stretched = config_from_metadata(as_arch("hunyuan_vl", rope__scaling__alpha=1000.0)).rope.base
