@@ -85,6 +85,11 @@ def _q1_0(b: Bytes) -> Floats:
     return f16(b, 0) * (bits(b[:, 2:]).astype(np.float32) * 2 - 1)
 
 
+def _q2_0(b: Bytes) -> Floats:
+    q = (b[:, 2:, None] >> np.arange(0, 8, 2, dtype=np.uint8)) & 3
+    return f16(b, 0) * (q.reshape(len(b), 64).astype(np.float32) - 1)
+
+
 def _q2_k(b: Bytes) -> Floats:
     d, dmin = f16(b, 80), f16(b, 82)
     scale = d * (b[:, :16] & 15).astype(np.float32)
@@ -202,6 +207,7 @@ _FUNCTIONS: dict[GGMLType, Callable[[Bytes], Floats]] = {
     GGMLType.Q8_1: _q8_1,
     GGMLType.Q8_K: _q8_k,
     GGMLType.Q1_0: _q1_0,
+    GGMLType.Q2_0: _q2_0,
     GGMLType.Q2_K: _q2_k,
     GGMLType.Q3_K: _q3_k,
     GGMLType.Q4_K: _q4_k,

@@ -52,6 +52,7 @@ class GGMLType(IntEnum):
     MXFP4 = 39
     NVFP4 = 40
     Q1_0 = 41
+    Q2_0 = 42
 
 
 class TypeInfo(NamedTuple):
@@ -113,6 +114,7 @@ QUANT_TABLE: dict[GGMLType, TypeInfo] = {
     ),
     GGMLType.NVFP4: TypeInfo(64, 36, "see the gguf package"),
     GGMLType.Q1_0: TypeInfo(128, 18, "see the gguf package"),
+    GGMLType.Q2_0: TypeInfo(64, 18, "f16 d; 16 bytes of 2-bit q, weight 4 i + j in bits 2 j of byte i; w = d (q - 1)"),
 }
 
 

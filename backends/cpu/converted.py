@@ -1,4 +1,4 @@
-"""Weights of types without a kernel here (IQ1, IQ2, IQ3, TQ, NVFP4, Q1_0), kept in memory as Q8_0.
+"""Weights of types without a kernel here (IQ1, IQ2, IQ3, TQ, NVFP4, Q1_0, Q2_0), kept in memory as Q8_0.
 
 Such a file runs, at the price of memory (34 bytes for 32 weights) and of a while at load. Eight bits next to the
 largest weight of 32 add less to what these types have lost (one to four bits) than the activations' own eight bits do.

@@ -28,7 +28,7 @@ _SCALES: dict[GGMLType, tuple[int, ...]] = {
     **dict.fromkeys((GGMLType.Q4_0, GGMLType.Q5_0, GGMLType.Q8_0, GGMLType.IQ4_NL, GGMLType.IQ4_XS), (0,)),
     **dict.fromkeys((GGMLType.Q4_1, GGMLType.Q5_1, GGMLType.Q8_1, GGMLType.Q4_K, GGMLType.Q5_K), (0, 2)),
     **dict.fromkeys((GGMLType.IQ2_XXS, GGMLType.IQ2_XS, GGMLType.IQ2_S, GGMLType.IQ3_XXS, GGMLType.IQ3_S), (0,)),
-    GGMLType.IQ1_S: (0,),
+    **dict.fromkeys((GGMLType.IQ1_S, GGMLType.Q1_0, GGMLType.Q2_0), (0,)),
     GGMLType.Q2_K: (80, 82),
     GGMLType.Q3_K: (108,),
     GGMLType.Q6_K: (208,),

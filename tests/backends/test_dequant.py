@@ -13,8 +13,8 @@ from edgellm.backends.dequant import dequantise
 from edgellm.errors import UnsupportedModel
 from edgellm.quants import QUANT_TABLE, GGMLType
 
-PACKAGE_TYPES = [t for t in GGMLType if gguf.GGMLQuantizationType(t.value) in gguf.quants._type_traits]
-HAND_MADE = {"Q8_1", "Q8_K", "Q1_0", "F64", "I8", "I16", "I32", "I64", "F32", "F16"}
+PACKAGE_TYPES = [t for t in GGMLType if t.value in gguf.quants._type_traits]
+HAND_MADE = {"Q8_1", "Q8_K", "Q1_0", "Q2_0", "F64", "I8", "I16", "I32", "I64", "F32", "F16"}
 
 
 def random_blocks(type: GGMLType, n: int, seed: int) -> np.ndarray:
@@ -53,6 +53,12 @@ def hand(type: GGMLType, data: bytes) -> list[float]:
 def test_one_bit_blocks_by_hand() -> None:
     values = hand(GGMLType.Q1_0, struct.pack("<e", 0.5) + bytes([0b00000101] + [0] * 15))
     assert values == [0.5, -0.5, 0.5] + [-0.5] * 125
+
+
+def test_two_bit_blocks_by_hand() -> None:
+    """Laid out as in ggml's `dequantize_row_q2_0`; with such an embedding llama.cpp's logits were equal."""
+    values = hand(GGMLType.Q2_0, struct.pack("<e", 0.5) + bytes([0b11100100, 0b00000011] + [0b01010101] * 14))
+    assert values == [-0.5, 0.0, 0.5, 1.0, 1.0, -0.5, -0.5, -0.5] + [0.0] * 56
 
 
 def test_activation_blocks_by_hand() -> None:

@@ -19,7 +19,7 @@ from tests.cpu.support import tensor
 from tests.cpu.test_experts import run
 from tests.support.gguf_bytes import GGUFBytes
 
-KINDS = ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0", "NVFP4", "Q1_0"]
+KINDS = ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0", "NVFP4", "Q1_0", "Q2_0"]
 ROWS, WIDTH, EXPERTS = 40, 256, 3
 
 

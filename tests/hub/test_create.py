@@ -173,7 +173,7 @@ def test_scan_sees_a_nan_scale_where_dequantising_gives_one(kind: GGMLType, tmp_
     try:
         with np.errstate(all="ignore"):
             values = gguf.quants.dequantize(data, gguf.GGMLQuantizationType(int(kind)))
-    except NotImplementedError:
+    except (NotImplementedError, ValueError):  # a type that the package cannot dequantise, or is too old to know
         return
     assert not np.isfinite(values[2]).all() and np.isfinite(values[[0, 1, 3]]).all()
     assert verify(str(path), scan=True).problems == [f"tensor t: {found} scales are NaN or infinite"]

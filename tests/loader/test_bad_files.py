@@ -179,7 +179,7 @@ def test_b04_big_endian_and_other_versions(tmp_path: Path) -> None:
         assert f"version {version}" in error_of(sound(version=version).build(), tmp_path)
 
 
-@pytest.mark.parametrize(("number", "words"), [(4, "Q4_2"), (33, "Q4_0_8_8"), (42, "unknown"), (1 << 31, "unknown")])
+@pytest.mark.parametrize(("number", "words"), [(4, "Q4_2"), (33, "Q4_0_8_8"), (43, "unknown"), (1 << 31, "unknown")])
 def test_unknown_and_removed_tensor_types(number: int, words: str, tmp_path: Path) -> None:
     message = error_of(GGUFBytes().tensor("t.weight", number, [256], b"\0" * 256).build(), tmp_path)
     assert "'t.weight'" in message and words in message

@@ -19,7 +19,7 @@ def test_quant_table_agrees_with_the_gguf_package() -> None:
     theirs = {t.value: (t.name, *gguf.GGML_QUANT_SIZES[t]) for t in gguf.GGMLQuantizationType}
     ours = {t.value: (t.name, QUANT_TABLE[t].block_size, QUANT_TABLE[t].type_size) for t in GGMLType}
     assert set(theirs) - set(ours) == set()
-    # MXFP4, NVFP4 and Q1_0 are younger than the oldest gguf package that is allowed
+    # MXFP4, NVFP4, Q1_0 and Q2_0 are younger than the oldest gguf package that is allowed
     assert {k: v for k, v in ours.items() if k in theirs} == theirs
 
 
