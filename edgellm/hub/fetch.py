@@ -16,7 +16,7 @@ import httpx
 
 from edgellm.errors import CancelledError, PullError
 from edgellm.hub.ranges import Ranges, Stalled
-from edgellm.hub.web import Answer, Location, Unreachable, Web, shown
+from edgellm.hub.web import Answer, Location, Unreachable, Web, connection_error, shown
 
 __all__ = ["Fetcher", "RangeIgnored", "RateLimit"]
 
@@ -149,6 +149,22 @@ class Fetcher:
                 arrived(memoryview(block))
             if left:
                 raise httpx.RemoteProtocolError(f"{shown(location.url)} ended after {self.size - left} bytes")
+
+    def read_beginning(self, n: int) -> bytearray:
+        """The first n bytes from a server without ranges: the answer is dropped once they came."""
+        location = self.location()
+        data = bytearray()
+        try:
+            with self.web.whole(location) as response:
+                if response.status_code != 200:
+                    raise PullError(f"{shown(location.url)} answers {response.status_code}")
+                for block in response.iter_raw():
+                    data += block
+                    if len(data) >= n:
+                        return data[:n]
+        except httpx.HTTPError as error:
+            raise connection_error(location.url, error) from None
+        raise PullError(f"{shown(location.url)} ended after {len(data)} of {self.size} bytes")
 
     def sleep(self, seconds: float) -> None:
         """Waits, but not longer than the pull lives."""

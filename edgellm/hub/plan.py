@@ -15,7 +15,7 @@ from typing import Any
 
 from edgellm import memory
 from edgellm.errors import EdgeLLMError, GGUFError, PullError, UnsupportedModel
-from edgellm.hub.fetch import Fetcher
+from edgellm.hub.fetch import Fetcher, RangeIgnored
 from edgellm.hub.machines import Machine
 from edgellm.hub.sources import RemoteFile, RemoteModel
 from edgellm.hub.web import Web
@@ -156,7 +156,10 @@ def read_remote_header(web: Web, file: RemoteFile, label: str) -> Header:
     data = bytearray()
     wanted = min(_FIRST, size)
     while True:
-        fetcher.read_range(len(data), wanted, data.extend)
+        try:
+            fetcher.read_range(len(data), wanted, data.extend)
+        except RangeIgnored:
+            data = fetcher.read_beginning(wanted)
         try:
             return parse_header(bytes(data), size, label)
         except Incomplete as short:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -125,6 +126,31 @@ def test_plan_of_a_file_and_of_a_remote_model(hub: Path, store: Store, capsys: p
         assert (json.loads(out)["draft_bytes"] > 0) == ("," in draft)
     _, err = says(capsys, 1, "plan", str(hub), "--machine", "abacus")
     assert "no machine named 'abacus'" in err and err.count("\n") == 1
+
+
+def test_server_without_ranges_is_planned_and_pulled(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python's own file server knows no ranges; this header is longer than the first look at it."""
+    (tmp_path / "served").mkdir()
+    path = tiny_gguf(tmp_path / "served" / "tiny.gguf", vocab_size=20_000)
+    command = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory", str(path.parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        try:
+            assert server.stdout is not None
+            port = re.search(r"port (\d+)", server.stdout.readline())
+            assert port is not None
+            url = f"http://127.0.0.1:{port[1]}/tiny.gguf"
+            out, _ = says(capsys, 0, "plan", url, "--json")
+            there = json.loads(out)["weights_bytes"]
+            _, err = says(capsys, 0, "pull", url)
+        finally:
+            server.kill()
+    assert there == json.loads(says(capsys, 0, "plan", str(path), "--json")[0])["weights_bytes"]
+    assert "fits this machine" in err and err.endswith("success\n")
+    (name,) = store.names()
+    model = store.get(name)
+    assert model is not None and model.path.read_bytes() == path.read_bytes()
 
 
 def test_wrong_usage(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
