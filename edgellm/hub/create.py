@@ -47,7 +47,8 @@ def create(
     check_template(modelfile.template)
     layers = _base_layers(modelfile.source, folder, store, say)
     blobs: dict[str, list[bytes]] = {
-        "template": [modelfile.template.encode()] if modelfile.template is not None else [],
+        # An empty one renders no prompt at all: as in Ollama, whose clients send it for none, the base's stays.
+        "template": [modelfile.template.encode()] if modelfile.template else [],
         "system": [modelfile.system.encode()] if modelfile.system is not None else [],
         "params": [_json({**_stored_params(store, layers), **modelfile.params})] if modelfile.params else [],
         "messages": [_json(modelfile.messages)] if modelfile.messages else [],

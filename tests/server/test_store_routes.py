@@ -119,6 +119,24 @@ def test_a_model_that_is_made_anew_answers_as_it_was_made_last(server: Live) -> 
     assert prompt_size(template="{{ messages[0].content }}") == 1
 
 
+def test_an_empty_template_is_none(server: Live) -> None:
+    body = {"model": "plain", "from": "tiny", "template": "", "stream": False}
+    assert server.client.post("/api/create", json=body).json() == {"status": "success"}
+    counts = [
+        server.client.post(
+            "/api/chat",
+            json={
+                "model": model,
+                "messages": [{"role": "user", "content": "x"}],
+                "stream": False,
+                "options": {"num_predict": 1},
+            },
+        ).json()["prompt_eval_count"]
+        for model in ("tiny", "plain")
+    ]
+    assert counts[0] == counts[1] > 1
+
+
 def test_ps_tells_a_model_whose_file_was_removed(server: Live, folder: Path) -> None:
     store = server.state.catalog.store
     store_model(store, "gone", tiny_gguf(folder / "gone.gguf", context_length=32))
