@@ -17,7 +17,7 @@ from typing import Any
 
 from edgellm.errors import RequestError, TemplateError, UnsupportedModel
 
-__all__ = ["Modelfile", "check_template", "format_modelfile", "parse_modelfile"]
+__all__ = ["ROLES", "Modelfile", "check_template", "format_modelfile", "parse_modelfile"]
 
 _INTS = {"num_ctx", "num_predict", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "top_k", "seed"}
 _INTS |= {"repeat_last_n", "mirostat", "draft_num_predict"}
@@ -25,6 +25,8 @@ _FLOATS = {"temperature", "top_p", "min_p", "typical_p", "repeat_penalty", "pres
 _FLOATS |= {"mirostat_tau", "mirostat_eta", "tfs_z"}
 _BOOLS = {"numa", "use_mmap", "use_mlock", "low_vram", "penalize_newline", "vocab_only", "logits_all", "f16_kv"}
 _LARGEST = 4 << 20
+ROLES = ("system", "user", "assistant")
+"""Whose a stored turn can be."""
 
 
 @dataclass
@@ -69,7 +71,7 @@ def _apply(found: Modelfile, line: int, word: str, value: str) -> None:
         found.license.append(value)
     elif word == "MESSAGE":
         role, content = _first_word(value)
-        if role.lower() not in ("system", "user", "assistant"):
+        if role.lower() not in ROLES:
             raise RequestError(f"line {line} of the Modelfile: the role must be system, user or assistant")
         found.messages.append({"role": role.lower(), "content": _unquoted(content)})
     elif word == "ADAPTER":

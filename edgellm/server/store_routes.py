@@ -22,7 +22,7 @@ from edgellm.hub import create as hub_create
 from edgellm.hub import pull as hub_pull
 from edgellm.hub.disk import check_room, scratch
 from edgellm.hub.manifest import MODEL, Layer, valid_digest
-from edgellm.hub.modelfile import Modelfile
+from edgellm.hub.modelfile import ROLES, Modelfile
 from edgellm.hub.sources import NotThere, check_source
 from edgellm.hub.store import Store
 from edgellm.server.body import Wire, body_parts, parse, read_json
@@ -132,17 +132,24 @@ def _modelfile(body: CreateBody, base: ModelRecord | None, store: Store) -> Mode
         raise RequestError("neither 'from' or 'files' was specified")
     parse_options(body.parameters, source="create")
     license_texts = [body.license] if isinstance(body.license, str) else body.license or []
-    for number, message in enumerate(body.messages or ()):
-        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise RequestError(f"messages.{number} must have a role and a content")
     return Modelfile(
         source=_source(base) if base is not None else _uploaded(body.files or {}, store),
         params=dict(body.parameters or {}),
         template=body.template,
         system=body.system,
-        messages=[{"role": m["role"], "content": m["content"]} for m in body.messages or ()],
+        messages=[_turn(number, message) for number, message in enumerate(body.messages or ())],
         license=license_texts,
     )
+
+
+def _turn(number: int, message: dict[str, Any]) -> dict[str, str]:
+    """A stored turn. Raises RequestError for what no Modelfile could say, and most templates could not render."""
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise RequestError(f"messages.{number} must have a role and a content")
+    if role.lower() not in ROLES:
+        raise RequestError(f"messages.{number}: the role of a stored turn is one of {', '.join(ROLES)}, not {role!r}")
+    return {"role": role.lower(), "content": content}
 
 
 def _source(base: ModelRecord) -> str:

@@ -170,6 +170,8 @@ def test_create_from_an_uploaded_file(server: Live, folder: Path) -> None:
         ({"model": "x", "from": "tiny", "parameters": {"temperature": "hot"}}, "temperature"),
         ({"model": "x", "from": "tiny", "template": "{{ if .System }}{{ .System }}{{ end }}"}, "Go template"),
         ({"model": "x", "from": "tiny", "template": "{% if %}"}, "template"),
+        ({"model": "x", "from": "tiny", "messages": [{"role": "tool", "content": "x"}]}, "messages.0: the role"),
+        ({"model": "x", "from": "tiny", "messages": [{"role": "banana", "content": "x"}]}, "messages.0: the role"),
         ({"model": "x", "files": {"a.gguf": "sha256:../../x"}}, "not here"),
         ({"model": "x", "files": {"a.safetensors": f"sha256:{'0' * 64}"}}, ".gguf"),
     ],
