@@ -134,7 +134,7 @@ def _modelfile(body: CreateBody, base: ModelRecord | None, store: Store) -> Mode
     license_texts = [body.license] if isinstance(body.license, str) else body.license or []
     return Modelfile(
         source=_source(base) if base is not None else _uploaded(body.files or {}, store),
-        params=dict(body.parameters or {}),
+        params={name: value for name, value in (body.parameters or {}).items() if value is not None},  # null: unset
         template=body.template,
         system=body.system,
         messages=[_turn(number, message) for number, message in enumerate(body.messages or ())],

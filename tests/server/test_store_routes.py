@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from edgellm.hub import manifest as mf
+from edgellm.hub.modelfile import parse_modelfile
 from edgellm.hub.names import parse_name
 from tests.server.live import Live
 from tests.server.model_store import live_store, own_home, store_model
@@ -117,6 +118,14 @@ def test_a_model_that_is_made_anew_answers_as_it_was_made_last(server: Live) -> 
     short, long = prompt_size(system="a"), prompt_size(system="a" * 20)
     assert long == short + 19
     assert prompt_size(template="{{ messages[0].content }}") == 1
+
+
+def test_a_parameter_that_is_null_is_not_stored(server: Live) -> None:
+    body = {"model": "unset", "from": "tiny", "parameters": {"temperature": None, "top_k": 3}, "stream": False}
+    assert server.client.post("/api/create", json=body).json() == {"status": "success"}
+    shown = server.client.post("/api/show", json={"model": "unset"}).json()
+    assert shown["parameters"].split() == ["top_k", "3"]
+    assert parse_modelfile(shown["modelfile"]).params == {"top_k": 3}
 
 
 def test_an_empty_template_is_none(server: Live) -> None:
