@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from edgellm.errors import RequestError
@@ -102,15 +102,19 @@ def arguments_object(value: dict[str, Any] | str | None, where: str) -> dict[str
     return value
 
 
-def to_turns(messages: Iterable[ChatMessage], model: str, *, strict_null: bool = False) -> list[dict[str, Any]]:
+def to_turns(
+    messages: Iterable[ChatMessage], model: str, *, strict_null: bool = False, places: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     """`messages` as template turns. With `strict_null`, content may be null only beside tool calls (OpenAI's rule).
+    `places`: where each stood in the request, if not in `messages`.
 
     Raises RequestError that names the first turn it cannot take.
     """
     turns: list[dict[str, Any]] = []
     names: dict[str, str] = {}
     for number, message in enumerate(messages):
-        turns.append(_turn(message, f"messages.{number}", model, names, strict_null))
+        where = places[number] if places else f"messages.{number}"
+        turns.append(_turn(message, where, model, names, strict_null))
     return turns
 
 

@@ -61,7 +61,8 @@ def responses_job(body: ResponsesBody) -> Job:
             "previous_response_id, conversation and background need stored responses, and nothing is stored here: "
             "send the whole conversation as input"
         )
-    turns = to_turns(_messages(body), body.model)
+    messages, places = _messages(body)
+    turns = to_turns(messages, body.model, places=places)
     if all(turn["role"] == "system" for turn in turns):
         raise RequestError("input: at least one item is needed")
     choice, tools = allowed_tools(body.tool_choice, to_tools(_tools(body.tools)))
@@ -85,13 +86,18 @@ def responses_job(body: ResponsesBody) -> Job:
     )
 
 
-def _messages(body: ResponsesBody) -> list[ChatMessage]:
-    """The input items as chat messages; a reasoning item goes to the assistant turn or call that follows it."""
-    messages = []
+def _messages(body: ResponsesBody) -> tuple[list[ChatMessage], list[str]]:
+    """The input items as chat messages, and where each stands in the request; a reasoning item goes to the assistant
+    turn or call that follows it."""
+    messages, places = [], []
     if body.instructions:
         messages.append(ChatMessage(role="system", content=body.instructions))
+        places.append("instructions")
     if isinstance(body.input, str):
-        return [*messages, ChatMessage(role="user", content=body.input)] if body.input else messages
+        if body.input:
+            messages.append(ChatMessage(role="user", content=body.input))
+            places.append("input")
+        return messages, places
     thought: str | None = None
     for number, item in enumerate(body.input):
         kind = item.get("type") or "message"
@@ -109,7 +115,8 @@ def _messages(body: ResponsesBody) -> list[ChatMessage]:
             previous.thinking = previous.thinking or message.thinking
         else:
             messages.append(message)
-    return messages
+            places.append(f"input.{number}")
+    return messages, places
 
 
 def _message(kind: str, item: dict[str, Any], where: str) -> ChatMessage | None:
@@ -118,9 +125,11 @@ def _message(kind: str, item: dict[str, Any], where: str) -> ChatMessage | None:
         return _checked({"role": item.get("role"), "content": item.get("content")}, where)
     if kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
-        return _checked({"role": "assistant", "tool_calls": [{"id": item.get("call_id"), "function": function}]}, where)
+        call = {"role": "assistant", "tool_calls": [{"id": item.get("call_id"), "function": function}]}
+        return _checked(call, where, ("tool_calls.0.id", "call_id"), ("tool_calls.0.function.", ""))
     if kind == "function_call_output":
-        return _checked({"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}, where)
+        result = {"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}
+        return _checked(result, where, ("content", "output"), ("tool_call_id", "call_id"))
     if kind == "web_search_call":
         return None
     if kind == "item_reference":
@@ -131,11 +140,15 @@ def _message(kind: str, item: dict[str, Any], where: str) -> ChatMessage | None:
     raise RequestError(f"{where}: an item of type {kind!r} is not supported")
 
 
-def _checked(value: dict[str, Any], where: str) -> ChatMessage:
+def _checked(value: dict[str, Any], where: str, *renamed: tuple[str, str]) -> ChatMessage:
+    """`renamed`: beginnings of our fields, and what the client calls them."""
     try:
         return parse(ChatMessage, value)
     except RequestError as error:
-        raise RequestError(f"{where}.{error}") from None
+        field, colon, problem = str(error).partition(": ")
+        for ours, theirs in renamed:
+            field = theirs + field.removeprefix(ours) if field.startswith(ours) else field
+        raise RequestError(f"{where}.{field}{colon}{problem}") from None
 
 
 def _summary(item: dict[str, Any]) -> str | None:

@@ -135,3 +135,23 @@ def test_a_document_of_plain_text_is_read(server: Live) -> None:
     block["source"] = {"type": "base64", "media_type": "application/pdf", "data": "AA=="}
     reply = post(server, "/v1/messages", messages=[{"role": "user", "content": [block]}], max_tokens=5)
     assert reply.status_code == 400 and "only plain text" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("item", "field"),
+    [
+        ({"type": "function_call_output", "call_id": "c", "output": 5}, "input.1.output:"),
+        ({"type": "function_call_output", "call_id": "c", "output": [1]}, "input.1.output.0:"),
+        ({"type": "function_call_output", "call_id": 5, "output": "x"}, "input.1.call_id:"),
+        ({"type": "function_call", "call_id": 5, "name": "f", "arguments": "{}"}, "input.1.call_id:"),
+        ({"type": "function_call", "call_id": "c", "name": 5, "arguments": "{}"}, "input.1.name:"),
+        ({"type": "function_call", "call_id": "c", "name": "f", "arguments": 5}, "input.1.arguments:"),
+        ({"role": "user", "content": [{"type": "x"}]}, "input.1:"),
+        ({"role": "banana", "content": "x"}, "input.1:"),
+    ],
+)
+def test_responses_names_the_field_as_the_client_wrote_it(server: Live, item: dict[str, Any], field: str) -> None:
+    """Not as the chat message that is made of it, and not counted from the instructions."""
+    given = [{"role": "user", "content": "x"}, item]
+    reply = post(server, "/v1/responses", input=given, instructions="Be brief.")
+    assert reply.status_code == 400 and reply.json()["error"]["message"].startswith(field)
