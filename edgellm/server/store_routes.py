@@ -205,6 +205,8 @@ class _Reports:
                 tell(None)
 
         self._done = loop.run_in_executor(state.downloads, run)
+        # Where the client has left nobody waits for it, and asyncio would log how it ended as a bug.
+        self._done.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def stop(self) -> None:
         """Asks the work to end; what a download has brought is kept."""

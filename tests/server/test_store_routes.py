@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edgellm.errors import StoreError
 from edgellm.hub import manifest as mf
 from edgellm.hub.modelfile import parse_modelfile
 from edgellm.hub.names import parse_name
+from edgellm.hub.pull import remove_partials
 from tests.server.live import Live
 from tests.server.model_store import live_store, own_home, store_model
-from tests.support.hubs import serve_registry
+from tests.support.hubs import model_file, serve_registry
 from tests.support.origin import Origin, Reply
 from tests.support.tiny import CHATML, tiny_gguf
 
@@ -218,6 +222,27 @@ def test_pull_brings_a_model(server: Live, origin: Origin, tmp_path: Path) -> No
     found = lines(server.client.post("/api/pull", json={"model": name, "insecure": True}))
     assert found[0] == {"status": "pulling manifest"} and found[-1] == {"status": "success"}
     assert f"{name}:latest" in [model["name"] for model in server.client.get("/api/tags").json()["models"]]
+
+
+def test_a_client_that_leaves_a_pull_stops_it_without_a_traceback(
+    server: Live, origin: Origin, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (how,) = serve_registry(origin, "library/left", [(mf.MODEL, model_file(tmp_path / "left.gguf", 6 << 20))])
+    how.rate = 1e6
+    body = {"model": f"127.0.0.1:{origin.port}/library/left", "insecure": True}
+    with server.client.stream("POST", "/api/pull", json=body) as reply:
+        next(line for line in reply.iter_lines() if "completed" in line)
+    store, deadline = server.state.catalog.store, time.monotonic() + 30
+    while True:
+        try:
+            assert len(remove_partials(store, "library/left")) == 1
+            break
+        except StoreError:  # it is being pulled
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    gc.collect()
+    assert server.client.get("/api/version").status_code == 200
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
 @pytest.mark.parametrize(
