@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urljoin, urlsplit
 
-from edgellm.errors import ModelNotFound, PullError, RequestError, UnsupportedModel
+from edgellm.errors import ModelNotFound, PullError, RequestError, StoreError, UnsupportedModel
 from edgellm.hub import manifest as mf
 from edgellm.hub.choice import choose_files
 from edgellm.hub.manifest import Layer, Manifest
@@ -98,7 +98,10 @@ class _Registry:
             raise NotThere(f"pull model manifest: file does not exist ({self.name} is not at {origin(url)[1]})")
         if answer.status != 200:
             raise PullError(f"pull model manifest: {answer.reason()}")
-        manifest = Manifest.parse(answer.body, str(self.name))
+        try:
+            manifest = Manifest.parse(answer.body, str(self.name))
+        except StoreError as error:  # the registry's doing, or that of a page that stands before it
+            raise PullError(f"pull model manifest: {error}") from None
         if not manifest.of_type(mf.MODEL):
             raise UnsupportedModel(f"{self.name} holds no GGUF file, so edgellm cannot run it; look for one on hf.co")
         files = tuple(RemoteFile(layer, self._locator(layer)) for layer in manifest.blobs)

@@ -209,11 +209,20 @@ def test_pull_of_a_name_that_the_registry_does_not_have(server: Live, origin: Or
     assert reply.status_code == 404 and reply.json()["error"] == last["error"]
 
 
-def test_pull_from_a_registry_that_fails(server: Live, origin: Origin) -> None:
-    origin.handle(lambda request: Reply(500, b"out of order"))
+@pytest.mark.parametrize(
+    ("answer", "part"),
+    [
+        (Reply(500, b"out of order"), "out of order"),
+        (Reply(200, b"<html>Please log in"), "is not JSON"),
+        (Reply(200, b'{"layers": [{"digest": "sha256:../x"}]}'), "digest"),
+    ],
+)
+def test_pull_from_a_registry_that_fails(server: Live, origin: Origin, answer: Reply, part: str) -> None:
+    origin.handle(lambda request: answer)
     body = {"model": f"127.0.0.1:{origin.port}/library/m", "insecure": True, "stream": False}
     reply = server.client.post("/api/pull", json=body)
-    assert reply.status_code == 424 and "out of order" in reply.json()["error"]
+    assert reply.status_code == 424 and reply.json()["error"].startswith("pull model manifest: ")
+    assert part in reply.json()["error"]
 
 
 def test_pull_brings_a_model(server: Live, origin: Origin, tmp_path: Path) -> None:
