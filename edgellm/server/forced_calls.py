@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgellm.chat.tools import Parser, Piece
+from edgellm.errors import RequestError
 
 __all__ = ["ForcedCall", "calls_schema"]
 
 
 def calls_schema(tools: Sequence[dict[str, Any]], choice: str) -> dict[str, Any]:
-    """The schema of one call. `choice`: `required`, or `=NAME`."""
+    """The schema of one call. `choice`: `required`, or `=NAME`. Raises RequestError for parameters of another type than
+    object: every client reads arguments by their names."""
     functions = [tool["function"] for tool in tools]
     if choice.startswith("="):
         functions = [function for function in functions if function["name"] == choice[1:]]
@@ -24,7 +26,10 @@ def calls_schema(tools: Sequence[dict[str, Any]], choice: str) -> dict[str, Any]
 
 def _call(function: dict[str, Any], root: str) -> dict[str, Any]:
     arguments = _moved(function["parameters"], f"{root}/properties/arguments")
-    properties = {"name": {"const": function["name"]}, "arguments": {"type": "object", **arguments}}
+    kind = arguments.get("type", "object")
+    if "object" not in (kind if isinstance(kind, list) else [kind]):
+        raise RequestError(f"tools: the parameters of {function['name']!r} must be of type object, not {kind!r}")
+    properties = {"name": {"const": function["name"]}, "arguments": {**arguments, "type": "object"}}
     return {
         "type": "object",
         "properties": properties,

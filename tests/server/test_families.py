@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from edgellm.server.forced_calls import calls_schema
 from edgellm.server.hub_catalog import HubCatalog
 from edgellm.server.loading import Loader
 from edgellm.server.settings import ServerSettings
@@ -224,6 +225,18 @@ def test_b17_a_call_cut_by_the_limit_is_told_as_cut(server: Live) -> None:
     reply = server.client.post("/v1/chat/completions", json=body("qwen-one-call", max_tokens=10)).json()["choices"][0]
     assert reply["finish_reason"] == "length" and "tool_calls" not in reply["message"]
     assert CALL.startswith(reply["message"]["content"]) and reply["message"]["content"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_has_an_object_for_arguments(server: Live, stream: bool) -> None:
+    def tool(kind: Any) -> list[dict[str, Any]]:
+        return [{"type": "function", "function": {"name": "f", "parameters": {"type": kind}}}]
+
+    ask = body("qwen-one-call", tool_choice="required", stream=stream, tools=tool("array"))
+    reply = server.client.post("/v1/chat/completions", json=ask)
+    assert reply.status_code == 400 and "'f' must be of type object, not 'array'" in reply.json()["error"]["message"]
+    for kind in ("object", ["object", "null"]):
+        assert calls_schema(tool(kind), "required")["properties"]["arguments"] == {"type": "object"}
 
 
 @pytest.mark.parametrize("think", [None, True, False, "low"])
