@@ -247,4 +247,4 @@ def _from_url(web: Web, file: WebFile) -> RemoteModel:
 
 
 def _is_loopback(host: str) -> bool:
-    return bool(re.match(r"(localhost|127\.\d+\.\d+\.\d+)(:\d+)?\Z", host))
+    return bool(re.match(r"(localhost|127\.\d+\.\d+\.\d+)(:\d+)?\Z", host, re.IGNORECASE))

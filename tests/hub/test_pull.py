@@ -339,6 +339,12 @@ def test_url(origin: Origin, store: Store, model: Path) -> None:
         pull(f"{origin.url}/none.gguf", store, QUICK)
 
 
+def test_a_host_is_the_same_in_capitals(origin: Origin, store: Store, model: Path) -> None:
+    serve_registry(origin, "library/m", [(MODEL, model)])
+    name = f"LocalHost:{origin.port}/library/m"
+    assert pull(name, store, QUICK).path.read_bytes() == model.read_bytes()
+
+
 def test_anonymous_token_after_a_401(origin: Origin, store: Store, model: Path) -> None:
     serve_registry(origin, "library/m", [(MODEL, model)])
 
