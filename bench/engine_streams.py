@@ -4,8 +4,8 @@
         [--peer /path/to/peer/bin/python]
 
 Prompts share no block and the prefix cache is off. `decoding`: new tokens per second between the moment the last
-stream has its first token and the moment the first one ends. `total`: all new tokens from first submit to last token.
-The peer interpreter has `pip install xllamacpp`; its runs alternate with ours.
+stream has its first token and the moment the first one ends (0 where that is earlier). `total`: all new tokens from
+first submit to last token. The peer interpreter has `pip install xllamacpp`; its runs alternate with ours.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ For a row, a token and a super-block (256 weights), with codes c, group scales s
 The row kernels (matmul_row_k.py) compute the same numbers in the same order, so the bits are equal.
 
 Tile, one weight row per lane: codes [64][LANES][4] bytes; scales [16][LANES] int32 (without a dot instruction: the
-scale twice as int16); offsets [8][LANES] pairs of int16; d and dmin [LANES] float32; words of bits that
-belong to several pieces of the codes [16][LANES].
+scale twice as int16); offsets [8][LANES] pairs of int16; d and dmin [LANES] float32; [16][LANES] words of bits that
+several pieces of the codes need.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ class KFormat:
     offset: int = 0
     """What codes are stored plus; 0 when the type has minima."""
     apart: int = 8
+    """Vectors from a piece's first eight to its others: 8 or 16."""
 
     @property
     def unpack(self) -> Inline:

@@ -132,7 +132,8 @@ class _Registry:
         if not fields.get("realm") or there[1] != here[1] or (there[0] != here[0] and there[0] != "https"):
             raise NotThere(f"{self.name} is private or does not exist (unauthorized: access denied)")
         query = [("service", fields.get("service", ""))] + [("scope", s) for s in fields.get("scope", "").split()]
-        reply = self.web.read(f"{realm}?{urlencode([q for q in query if q[1]])}")
+        joined = "&" if "?" in realm else "?"
+        reply = self.web.read(f"{realm}{joined}{urlencode([q for q in query if q[1]])}")
         data = reply.json() if reply.status == 200 else None
         token = data.get("token") or data.get("access_token") if isinstance(data, dict) else None
         if not isinstance(token, str) or not re.match(r"[\x21-\x7e]{1,16384}\Z", token):

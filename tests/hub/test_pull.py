@@ -11,6 +11,7 @@ import time
 import zlib
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -345,15 +346,18 @@ def test_a_host_is_the_same_in_capitals(origin: Origin, store: Store, model: Pat
     assert pull(name, store, QUICK).path.read_bytes() == model.read_bytes()
 
 
-def test_anonymous_token_after_a_401(origin: Origin, store: Store, model: Path) -> None:
+@pytest.mark.parametrize("own", ["", "?account=a"])
+def test_anonymous_token_after_a_401(origin: Origin, store: Store, model: Path, own: str) -> None:
+    """`own`: a query that the realm's address has already."""
     serve_registry(origin, "library/m", [(MODEL, model)])
 
     def guard(request: Any) -> Reply | None:
         if request.path == "/token":
             assert "authorization" not in request.headers
+            assert parse_qs(request.query)["service"] == ["r"] and request.query.startswith(own[1:])
             return Reply(200, b'{"token": "anonymous"}')
         if request.headers.get("authorization") != "Bearer anonymous":
-            told = f'Bearer realm="{origin.url}/token",service="r",scope="repository:library/m:pull"'
+            told = f'Bearer realm="{origin.url}/token{own}",service="r",scope="repository:library/m:pull"'
             return Reply(401, headers={"WWW-Authenticate": told})
         return None
 
